@@ -45,11 +45,12 @@ def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
     import torch
 
     from gbactl.kernels import load
+    from gbactl.kernels.base import aligned_zeros
     from gbactl.store.optimizers import OptimizerSpec
     from gbactl.store.shard_rows import RowBlock
 
     torch.set_num_threads(1)
-    rng, block = np.random.default_rng(0), RowBlock(rows, WIDTH, OptimizerSpec(name, 1e-4), load())
+    rng, block = np.random.default_rng(0), RowBlock(aligned_zeros((rows, WIDTH)), OptimizerSpec(name, 1e-4), load())
     block.initialise(1, 0, 1, 0.01)
     for state in (*block.moments.values(), *([] if block.counts is None else [block.counts])):
         state.fill(0)  # otherwise first touches of fresh pages would be timed

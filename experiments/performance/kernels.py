@@ -22,7 +22,9 @@ from process_group import apart
 
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels, Workspace, aligned_zeros
-from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec, RowOptimizer
+from gbactl.store.dense import DenseBlock, DenseSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard_rows import RowBlock
 
 BATCH, FIELDS, DENSE = 512, 26, 493_000
 IDS = BATCH * FIELDS
@@ -39,14 +41,14 @@ def zipf(rng: np.random.Generator, rows: int, count: int, exponent: float = 1.05
 
 def stepping(kernels: Kernels, table: Any, grad: Any, name: str) -> Case:
     """Make a case that aggregates a request of raw ids and steps its rows."""
-    optimizer, space = RowOptimizer(OptimizerSpec(name, 1e-4), table, kernels), Workspace()
-    for state in (*optimizer.moments.values(), optimizer.counts):
+    block, space = RowBlock(table, OptimizerSpec(name, 1e-4), kernels), Workspace()
+    for state in (*block.moments.values(), block.counts):
         if state is not None:
             state.fill(0)  # otherwise first touches of fresh pages would be timed
 
     def run(index: Any) -> None:
         made = kernels.aggregate([(index, grad, 1.0)], space)
-        optimizer.step_rows(made.index, made.total)
+        block.apply([(made.index, made.total, 1.0)], 1.0, 1.0)
 
     return run
 
@@ -72,9 +74,9 @@ def deduping(kernels: Kernels, rows: int, shards: int) -> Case:
 
 def dense_step(kernels: Kernels, parts: int) -> Case:
     """Make a case of Adam over the whole dense vector."""
-    optimizer = DenseOptimizer(OptimizerSpec("adam"), aligned_zeros((DENSE,)), kernels)
+    block = DenseBlock(aligned_zeros((DENSE,)), DenseSpec(DENSE), OptimizerSpec("adam"), kernels=kernels)
     gradients = [(np.full(DENSE, 1.0 + part, np.float32), 1.0) for part in range(parts)]
-    return lambda index: optimizer.apply(gradients, float(parts))
+    return lambda index: block.apply_parts(gradients, float(parts), float(parts))
 
 
 def other_cases(rows: int, grad: Any) -> dict[str, Callable[[Kernels], Case]]:

@@ -13,7 +13,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shard_specs import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
-from gbactl.kernels.base import DistinctRows
+from gbactl.kernels.base import DistinctRows, aligned_zeros
 from gbactl.launch.hydra_config import compose
 from gbactl.models import build
 from gbactl.models.gradient_computer import GradientComputer
@@ -81,7 +81,7 @@ class Trainee:
     def table(self) -> RowBlock:
         """Make the whole embedding table with its optimizer, initialised."""
         spec = shard_spec(self.cfg, self.dataset.schema.rows, 0)
-        rows = RowBlock(self.dataset.schema.rows, spec.width, spec.row_optimizer, self.kernels)
+        rows = RowBlock(aligned_zeros((self.dataset.schema.rows, spec.width)), spec.row_optimizer, self.kernels)
         rows.initialise(self.cfg.seed, 0, 1, self.cfg.model.init_scale)
         return rows
 

@@ -2,18 +2,15 @@
 
 Following the idea of CPR. Samples: the portion of lost samples (PLS), exactly, per shard. Updates: one is one row of
 one applied gradient of weight above 0. Where rows are saved at different times, each row goes back to its own last
-save; a counter a row (4 bytes) holds the updates that this undoes. Seconds: by kind of cost, as in the equations. All
-costs count as blocking training.
+save; the servers count the updates that this undoes (server/checkpoint_writer.py). Seconds: by kind of cost, as in the
+equations. All costs count as blocking training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gbactl.checkpoint.costs_and_interval import JobCosts
 
@@ -118,24 +115,6 @@ class UpdateCounter:
     def share(self) -> float:
         """Share of row updates that were lost; 0 if there were no updates."""
         return self.total_lost / self.total if self.total else 0.0
-
-
-class RowUpdates:
-    """Number of updates of each row of a shard since the row was last saved, uint32[rows]."""
-
-    def __init__(self, rows: int) -> None:
-        self.counts: NDArray[Any] = np.zeros(rows, np.uint32)
-
-    def count(self, index: NDArray[np.int32]) -> None:
-        """Count one update of each row in `index` (int32[n], distinct)."""
-        self.counts[index] += np.uint32(1)
-
-    def reset(self, index: NDArray[np.int32] | Sequence[int] | None = None) -> int:
-        """Reset the update counters of saved rows (None: all rows); return the sum of the counters before."""
-        which: Any = slice(None) if index is None else index
-        safe = int(self.counts[which].sum(dtype=np.uint64))
-        self.counts[which] = 0
-        return safe
 
 
 class ServerFailureLoss(NamedTuple):

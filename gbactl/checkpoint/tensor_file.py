@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,10 +95,10 @@ def _header(layout: Layout, metadata: Mapping[str, str]) -> tuple[bytes, dict[st
 
 
 class TensorFile:
-    """Safetensors file that is being written piece by piece.
+    """Safetensors file that is being written piece by piece, within its context.
 
-    Every method may raise OSError; `discard` then removes the partial file. `spare`: bytes that must stay free on the
-    disk. `not_finite`: the first tensor with an infinity or NaN, "" so far."""
+    Every method may raise OSError. What `finish` has not completed is removed at the end of the context. `spare`: bytes
+    that must stay free on the disk. `not_finite`: the first tensor with an infinity or NaN, "" so far."""
 
     def __init__(self, path: Path, layout: Layout, metadata: Mapping[str, str], spare: int = 0) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
@@ -114,8 +114,15 @@ class TensorFile:
             _take_room(self._fd, size, spare)
             self._put(header, 0)
         except BaseException:
-            self.discard()
+            self.__exit__()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self._partial.unlink(missing_ok=True)
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Write the next piece of a tensor; float32 values are rounded if the file stores bf16."""
@@ -147,11 +154,6 @@ class TensorFile:
         return WrittenFile(
             self.bytes, {**self._sums, **{name: found.hexdigest() for name, found in self._hashes.items()}}
         )
-
-    def discard(self) -> None:
-        """Close and delete the partial file."""
-        self._close()
-        self._partial.unlink(missing_ok=True)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -192,18 +194,12 @@ def write_tensors(
     """Write complete arrays to a file. Raises OSError; NotFiniteError if `needs_finite` and a value is not.
 
     After an error no file is left."""
-    file: TensorFile | None = None
-    try:
-        file = TensorFile(path, layout_of(tensors), metadata, spare)
+    with TensorFile(path, layout_of(tensors), metadata, spare) as file:
         for name, array in tensors.items():
             file.add(name, array)
         if needs_finite and file.not_finite:
             raise not_finite(path, file.not_finite)
         return file.finish()
-    except BaseException:
-        if file is not None:
-            file.discard()
-        raise
 
 
 class FileWriter:
@@ -300,9 +296,7 @@ class FileWriter:
                 self._changed.wait_for(lambda: self._given_up or self.pace <= 0, max(0.0, left))
 
     def _write(self) -> None:
-        file: TensorFile | None = None
-        try:
-            file = TensorFile(self.path, self._layout, self._metadata, self._spare)
+        with TensorFile(self.path, self._layout, self._metadata, self._spare) as file:
             for piece in self._queued_pieces():
                 if self._given_up:
                     break
@@ -314,7 +308,3 @@ class FileWriter:
             if self._given_up:
                 raise OSError("it was given up")
             self.written = file.finish()
-        except BaseException:
-            if file is not None:
-                file.discard()
-            raise

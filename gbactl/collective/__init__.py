@@ -14,10 +14,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gbactl.collective.base import Collective, RankSlot, Rendezvous, RingFallback, SingleRankCollective
+from gbactl.collective.base import Collective, InterruptibleRing, RankSlot, Rendezvous, SingleRankCollective
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, RendezvousWithFallback
 from gbactl.collective.gloo import GlooRendezvous
 from gbactl.collective.horovod import HorovodRendezvous, require_own_name
-from gbactl.collective.ring_with_fallback import CollectiveWithFallback, InterruptibleRing, RendezvousWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
 from gbactl.errors import ConfigError
 
@@ -76,7 +76,7 @@ class ExternalFallback(Rendezvous):
 
 
 def connect(
-    late: bool = False, elsewhere: Callable[[int, int], RingFallback] | None = None, item: int = 4
+    late: bool = False, elsewhere: Callable[[int, int], FaultTolerantCollective] | None = None, item: int = 4
 ) -> Collective:
     """Join the collective described by this process's environment; without one, form a group of one.
 
@@ -86,16 +86,16 @@ def connect(
     Raises ClusterError when the ring does not form."""
     name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
     rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
-    fallback: RingFallback | None = None
+    found: FaultTolerantCollective | None = None
     if folder is not None:
-        fallback = SharedMemoryCollective(Path(folder), rank, size)
+        found = SharedMemoryCollective(Path(folder), rank, size)
     elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
-        fallback = elsewhere(rank, size)
-    if name == "shm" and fallback is not None:
-        return fallback
-    if fallback is None:
+        found = elsewhere(rank, size)
+    if found is None:
         return SingleRankCollective() if late else _ring(name, item)
-    return CollectiveWithFallback(None if late else _ring(name, item), fallback)
+    if name != "shm":
+        found.use_ring(None if late else _ring(name, item))
+    return found
 
 
 def _ring(name: str, item: int) -> InterruptibleRing:

@@ -1,16 +1,12 @@
-"""Interfaces of an all-reduce among workers: rendezvous, ranks, and sums that continue when a rank fails.
+"""Interfaces of an all-reduce among workers: rendezvous and ranks.
 
 A vector is summed in place over all ranks, under a name that stands for one length for the whole run. Nothing is fused
 or reordered by timing, so that the same inputs give the same bits every time.
-
-Sums that continue when a rank fails have two variants. Dealt summands: summands are assigned to the live ranks. As
-`sync` sums in batch order, a summand is a batch's place in its step, whoever computes it. Own summands: every rank has
-its own, as in an average of replicas; those of failed ranks are missing.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -49,6 +45,13 @@ class Collective(Protocol):
 
     def close(self) -> None:
         """Leave the group and release sockets, threads and memory; also after a failure. Idempotent."""
+
+
+class InterruptibleRing(Collective, Protocol):
+    """Ring all-reduce whose waits can be made to fail by another thread."""
+
+    def abandon(self) -> None:
+        """Make pending and later waits fail soon, as another rank has failed. Callable from any thread."""
 
 
 def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:
@@ -91,30 +94,6 @@ def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
     return (ring_bytes(length, ranks, item) + rank) // ranks
 
 
-class WireTensors:
-    """Tensors that a ring sums: the callers' buffers, or fp16 copies of them where wire_dtype is fp16.
-
-    A copy costs two passes over the vector; rounding is the caller's (see kernels/half_precision.py)."""
-
-    def __init__(self, item: int) -> None:
-        self.item = item
-        self._halves: dict[str, Any] = {}
-
-    def to_ring(self, name: str, buffer: Any) -> Any:
-        """Return a tensor of the buffer's values for the ring to sum; it is reserved for `name` until `from_ring`."""
-        tensor = as_tensor(buffer)
-        if self.item == 4:
-            return tensor
-        if name not in self._halves:
-            self._halves[name] = tensor.half()
-        return self._halves[name].copy_(tensor)
-
-    def from_ring(self, handed: Any, buffer: Any) -> None:
-        """Copy a sum from the ring's tensor to the caller's buffer."""
-        if self.item != 4:
-            as_tensor(buffer).copy_(handed)
-
-
 def sum_in_rank_order(parts: list[Vector]) -> Vector:
     """Sum vectors in float32 in rank order: ((p0 + p1) + p2) + ..."""
     total = parts[0].copy()
@@ -126,6 +105,56 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
 def rank_failed_error(name: str, rank: int) -> PeerGoneError:
     """Build the error for an all-reduce that failed because another rank has failed."""
     return PeerGoneError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
+
+
+@dataclass(frozen=True)
+class RingHandle:
+    """Sum in a ring that was started: `work` is the library's own handle, `tensor` what the ring sums in place."""
+
+    name: str
+    work: Any
+    tensor: Any  # keeps the memory alive until `wait`
+    buffer: Any
+
+
+class Ring(InterruptibleRing):
+    """Rank of a ring all-reduce by another library; `item`: bytes of a value on the wire, 4 or 2 (fp16).
+
+    With fp16 the ring sums copies of the callers' buffers, which costs two passes over the vector; rounding is the
+    caller's (see kernels/half_precision.py)."""
+
+    def __init__(self, item: int) -> None:
+        self.item, self.on_bytes_sent = item, ignore_bytes
+        self._halves: dict[str, Any] = {}
+
+    def start(self, name: str, buffer: Any) -> RingHandle:
+        tensor = as_tensor(buffer)
+        if self.item != 4:
+            if name not in self._halves:
+                self._halves[name] = tensor.half()
+            tensor = self._halves[name].copy_(tensor)
+        try:
+            work = self._begin(name, tensor)
+        except Exception as error:
+            raise rank_failed_error(name, self.rank) from error
+        return RingHandle(name, work, tensor, buffer)
+
+    def wait(self, handle: RingHandle) -> None:
+        try:
+            self._finish(handle)
+        except Exception as error:
+            raise rank_failed_error(handle.name, self.rank) from error
+        if self.item != 4:
+            as_tensor(handle.buffer).copy_(handle.tensor)
+        self.on_bytes_sent(ring_share(handle.tensor.numel(), self.size, self.rank, self.item), False)
+
+    @abstractmethod
+    def _begin(self, name: str, tensor: Any) -> Any:
+        """Begin to sum a tensor in place, and return the library's handle."""
+
+    @abstractmethod
+    def _finish(self, handle: RingHandle) -> None:
+        """Wait for a sum. Raises an exception where another rank has failed."""
 
 
 class SingleRankCollective:
@@ -150,77 +179,6 @@ class SingleRankCollective:
 
     def close(self) -> None:
         """Do nothing, as a single rank holds no resources."""
-
-
-class InterruptedSum(Exception):
-    """Raised when a wait for a sum is interrupted; the summands of all ranks are kept."""
-
-
-class FaultTolerantCollective(ABC):
-    """Collective that continues when a rank fails; a wait raises InterruptedSum once `wanted`, polled, is True."""
-
-    wanted: Callable[[], bool]
-    on_bytes_sent: OnBytesSent  # see Collective
-
-    @abstractmethod
-    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
-
-        The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
-        from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
-        sums them in order."""
-
-    @abstractmethod
-    def sum_live_ranks(self) -> None:
-        """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
-
-        A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
-        been given."""
-
-    @abstractmethod
-    def leave_out(self, rank: int) -> None:
-        """Exclude a failed rank: wait neither for its summands, nor until it has read the other ranks' summands."""
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """Wake a blocked wait to poll `wanted` now. Callable from another thread."""
-
-    @abstractmethod
-    def renew(self, generation: int) -> None:
-        """Start generation number `generation` with all present ranks, including new ones, and clear all summands.
-
-        Nothing may be in flight."""
-
-
-class RingFallback(FaultTolerantCollective):
-    """Fallback of a ring all-reduce: sums in the ring's place once the ring is broken.
-
-    It also records every round while the ring still sums."""
-
-    rank: int
-    size: int
-
-    @abstractmethod
-    def start(self, name: str, buffer: Any) -> Any:
-        """Record this rank's summand before the ring overwrites it; if the ring is broken, begin the fallback's sum."""
-
-    @abstractmethod
-    def wait(self, handle: Any) -> None:
-        """Block until the buffer holds the fallback's sum, once the ring is broken."""
-
-    @abstractmethod
-    def confirm_sum(self, handle: Any) -> bool:
-        """Record that the ring has completed this sum; return False if the fallback's sum must replace it.
-
-        That is so if other ranks were informed before that this rank lacks the ring's sum: all then use another one."""
-
-    @abstractmethod
-    def fall_back(self) -> None:
-        """Use the fallback from now on, as the ring is broken or this rank never joined it. From any thread."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the memory and connections of the fallback. Idempotent."""
 
 
 @dataclass(frozen=True)

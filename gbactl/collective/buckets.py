@@ -9,7 +9,7 @@ parameter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,57 +18,45 @@ from gbactl.collective.base import Collective
 from gbactl.kernels.half_precision import Codec, round_here
 
 
-@dataclass(frozen=True)
-class Buckets:
-    """Fixed partition of a flat vector: bucket i is [edges[i], edges[i+1]) and is called `name.i`."""
+def bucket_edges(sizes: Sequence[int], count: int) -> tuple[int, ...]:
+    """Cut a vector into at most `count` buckets of nearly equal length, with edges between parameters.
 
-    name: str
-    edges: tuple[int, ...]
-
-    @classmethod
-    def of_parameters(cls, name: str, sizes: Sequence[int], count: int) -> Buckets:
-        """Cut a vector into at most `count` buckets of nearly equal length, with edges between parameters.
-
-        `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the vector from its
-        end, so the last bucket is ready first."""
-        ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
-        total = int(ends[-1]) if len(ends) else 0
-        wanted = [total * (i + 1) / count for i in range(count - 1)]
-        inner = {int(ends[np.abs(ends - at).argmin()]) for at in wanted}
-        return cls(name, (0, *sorted(inner - {0, total}), total))
-
-    def __len__(self) -> int:
-        return len(self.edges) - 1
-
-    def label(self, index: int) -> str:
-        """Return the name under which the collective sums bucket `index`."""
-        return f"{self.name}.{index}"
-
-    def piece(self, buffer: Any, index: int) -> Any:
-        """Return the view of `buffer` that is bucket `index`."""
-        return buffer[self.edges[index] : self.edges[index + 1]]
+    `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the vector from its
+    end, so the last bucket is ready first. Bucket i is [edges[i], edges[i + 1])."""
+    ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
+    total = int(ends[-1]) if len(ends) else 0
+    wanted = [total * (i + 1) / count for i in range(count - 1)]
+    inner = {int(ends[np.abs(ends - at).argmin()]) for at in wanted}
+    return (0, *sorted(inner - {0, total}), total)
 
 
 class OverlappedGradient:
     """Gradient vector whose buckets are summed over ranks while a backward pass fills it.
 
-    It has float32[edges[-1]] and is filled parameter by parameter, once a step. `spans`: each parameter's (low, high)
-    in the vector; none of them crosses an edge of a bucket. `codec`: rounds the summands and the sums, as values of two
-    bytes on the wire would be."""
+    It has float32[edges[-1]] and is filled parameter by parameter, once a step. The collective sums bucket i of `edges`
+    as `name.i`. `spans`: each parameter's (low, high) in the vector; none of them crosses an edge of a bucket. `codec`:
+    rounds the summands and the sums, as values of two bytes on the wire would be."""
 
     def __init__(
-        self, collective: Collective, buckets: Buckets, buffer: Any, spans: Sequence[tuple[int, int]],
+        self, collective: Collective, name: str, edges: Sequence[int], buffer: Any, spans: Sequence[tuple[int, int]],
         codec: Codec | None = None,
     ) -> None:  # fmt: skip
-        self.collective, self.buckets, self.buffer, self.codec = collective, buckets, buffer, codec
-        self._bucket = [_bucket_of(buckets, *span) for span in spans]
-        self._parameters = [self._bucket.count(bucket) for bucket in range(len(buckets))]
+        self.collective, self.name, self.edges, self.buffer, self.codec = collective, name, edges, buffer, codec
+        self._bucket = [self._bucket_of(*span) for span in spans]
+        self._parameters = [self._bucket.count(bucket) for bucket in range(len(edges) - 1)]
         self.begin()
+
+    def _bucket_of(self, low: int, high: int) -> int:
+        """Return the index of the bucket that contains [low, high). Raises ValueError if no bucket does."""
+        for bucket, (begin, end) in enumerate(pairwise(self.edges)):
+            if begin <= low and high <= end:
+                return bucket
+        raise ValueError(f"a parameter at [{low}, {high}) lies in no single bucket of {self.edges}")
 
     def begin(self) -> None:
         """Start a new step, in which no parameter's gradient is computed yet."""
         self._missing = list(self._parameters)
-        self._next = len(self.buckets) - 1
+        self._next = len(self._parameters) - 1
         self._started: list[tuple[Any, Any]] = []
 
     def filled(self, parameter: int) -> None:
@@ -94,14 +82,6 @@ class OverlappedGradient:
 
     def _start(self) -> None:
         number, self._next = self._next, self._next - 1
-        piece = self.buckets.piece(self.buffer, number)
+        piece = self.buffer[self.edges[number] : self.edges[number + 1]]
         round_here(self.codec, piece)
-        self._started.append((self.collective.start(self.buckets.label(number), piece), piece))
-
-
-def _bucket_of(buckets: Buckets, low: int, high: int) -> int:
-    """Return the index of the bucket that contains [low, high). Raises ValueError if no bucket does."""
-    for bucket, (begin, end) in enumerate(zip(buckets.edges, buckets.edges[1:], strict=False)):
-        if begin <= low and high <= end:
-            return bucket
-    raise ValueError(f"a parameter at [{low}, {high}) lies in no single bucket of {buckets.edges}")
+        self._started.append((self.collective.start(f"{self.name}.{number}", piece), piece))

@@ -19,11 +19,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import OnBytesSent, Rendezvous, WireTensors, ignore_bytes, rank_failed_error, ring_share
+from gbactl.collective.base import Rendezvous, Ring, RingHandle
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
@@ -61,28 +60,17 @@ class GlooRendezvous(Rendezvous):
         self.path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class _Handle:
-    name: str
-    work: Any
-    tensor: Any
-    buffer: Any
-
-
-class GlooCollective:
-    """Rank of a Gloo group (torch's default process group), one instance a process.
-
-    `item`: bytes of a value on the wire."""
+class GlooCollective(Ring):
+    """Rank of a Gloo group (torch's default process group), one instance a process."""
 
     def __init__(self, environment: Mapping[str, str], item: int = 4) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore, PrefixStore
 
+        super().__init__(item)
         self._dist = dist
         self.rank = int(environment["GBACTL_RANK"])
         self.size = int(environment["GBACTL_SIZE"])
-        self.on_bytes_sent: OnBytesSent = ignore_bytes
-        self._wire_tensors = WireTensors(item)
         survive_thread_errors()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
         store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
@@ -102,24 +90,17 @@ class GlooCollective:
     def abandon(self) -> None:
         self._abandoned = True
 
-    def start(self, name: str, buffer: Any) -> _Handle:
-        tensor = self._wire_tensors.to_ring(name, buffer)
-        try:
-            work = self._dist.all_reduce(tensor, async_op=True)
-        except Exception as error:
-            raise rank_failed_error(name, self.rank) from error
-        return _Handle(name, work, tensor, buffer)
+    def _begin(self, name: str, tensor: Any) -> Any:
+        return self._dist.all_reduce(tensor, async_op=True)
 
-    def wait(self, handle: _Handle) -> None:
+    def _finish(self, handle: RingHandle) -> None:
         while True:
             try:
                 handle.work.wait(PATIENCE)
-                break
-            except Exception as error:
+                return
+            except Exception:
                 if self._abandoned or handle.work.is_completed():
-                    raise rank_failed_error(handle.name, self.rank) from error
-        self._wire_tensors.from_ring(handle.tensor, handle.buffer)
-        self.on_bytes_sent(ring_share(handle.tensor.numel(), self.size, self.rank, self._wire_tensors.item), False)
+                    raise
 
     def close(self) -> None:
         """Leave the process group, also after a failure: torch aborts a process that exits without leaving."""

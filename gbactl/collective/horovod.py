@@ -27,18 +27,9 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from gbactl.collective.base import (
-    OnBytesSent,
-    RankSlot,
-    Rendezvous,
-    WireTensors,
-    ignore_bytes,
-    rank_failed_error,
-    ring_share,
-)
+from gbactl.collective.base import RankSlot, Rendezvous, Ring, RingHandle
 from gbactl.collective.gloo import address_of_own_name, interface_of, survive_thread_errors
 from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
@@ -69,27 +60,19 @@ def import_horovod() -> Any:
     return hvd
 
 
-@dataclass(frozen=True)
-class _Handle:
-    name: str
-    number: int
-    tensor: Any  # keeps the memory alive until wait()
-    buffer: Any
-
-
-class HorovodCollective:
-    """Rank of a Horovod group, one instance a process; `item`: bytes of a float on the wire, 4 or 2 (fp16)."""
+class HorovodCollective(Ring):
+    """Rank of a Horovod group, one instance a process."""
 
     def __init__(self, item: int = 4) -> None:
-        self._wire_tensors, self._hvd = WireTensors(item), import_horovod()
+        super().__init__(item)
+        self._hvd = import_horovod()
         survive_thread_errors()
         try:
             self._hvd.init()
         except Exception as error:
             raise ClusterError("Horovod could not form its ring; see the worker's log.") from error
-        self.rank: int = self._hvd.rank()
-        self.size: int = self._hvd.size()
-        self.on_bytes_sent: OnBytesSent = ignore_bytes
+        self.rank = self._hvd.rank()
+        self.size = self._hvd.size()
         self._open = True
         self._abandoned: float | None = None
         self._usual_seconds: dict[str, float] = {}
@@ -97,33 +80,23 @@ class HorovodCollective:
     def abandon(self) -> None:
         self._abandoned = time.monotonic()
 
-    def start(self, name: str, buffer: Any) -> _Handle:
-        tensor = self._wire_tensors.to_ring(name, buffer)
-        try:
-            number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
-        except Exception as error:
-            raise rank_failed_error(name, self.rank) from error
-        return _Handle(name, number, tensor, buffer)
+    def _begin(self, name: str, tensor: Any) -> Any:
+        return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
 
-    def wait(self, handle: _Handle) -> None:
+    def _finish(self, handle: RingHandle) -> None:
         """Wait for a sum: sleep for most of the usual time, then poll.
 
         Horovod's own wait sleeps a whole millisecond at a time, and continuous polling takes the core from the ranks
         that sum."""
         began = time.perf_counter()
-        try:
-            if not self._hvd.poll(handle.number):
-                time.sleep(FIRST_SLEEP * self._usual_seconds.get(handle.name, 0.0))
-            while not self._hvd.poll(handle.number):
-                time.sleep(POLL_SECONDS)
-                if self._abandoned is not None and time.monotonic() > self._abandoned + PATIENCE_SECONDS:
-                    raise TimeoutError
-            self._hvd.synchronize(handle.number)
-        except Exception as error:
-            raise rank_failed_error(handle.name, self.rank) from error
+        if not self._hvd.poll(handle.work):
+            time.sleep(FIRST_SLEEP * self._usual_seconds.get(handle.name, 0.0))
+        while not self._hvd.poll(handle.work):
+            time.sleep(POLL_SECONDS)
+            if self._abandoned is not None and time.monotonic() > self._abandoned + PATIENCE_SECONDS:
+                raise TimeoutError
+        self._hvd.synchronize(handle.work)
         self._update_usual(handle.name, time.perf_counter() - began)
-        self._wire_tensors.from_ring(handle.tensor, handle.buffer)
-        self.on_bytes_sent(ring_share(handle.tensor.numel(), self.size, self.rank, self._wire_tensors.item), False)
 
     def _update_usual(self, name: str, seconds: float) -> None:
         """Update the average duration of waits; a wait prolonged by a straggler counts as LONGEST_USUAL."""

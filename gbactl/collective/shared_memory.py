@@ -19,7 +19,6 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from gbactl import shared_memory_names
-from gbactl.collective.base import InterruptedSum, OnBytesSent, Rendezvous, RingFallback, Vector, as_array, ignore_bytes
+from gbactl.collective.base import Rendezvous, Vector, as_array
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.shared_memory_names import DIRECTORY as SHARED_MEMORY
 
@@ -101,7 +101,7 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-class SharedMemoryCollective(RingFallback):
+class SharedMemoryCollective(FaultTolerantCollective):
     """Shared-memory collective: one rank of a group on this host.
 
     `folder` is private to the group and starts out empty.
@@ -110,10 +110,8 @@ class SharedMemoryCollective(RingFallback):
     missing."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
-        self.folder, self.rank, self.size = folder, rank, size
-        self.wanted: Callable[[], bool] = lambda: False
-        self.on_bytes_sent: OnBytesSent = ignore_bytes
-        self._root = folder
+        super().__init__(rank, size)
+        self.folder = self._root = folder
         self._buckets: dict[str, _Bucket] = {}
         self._assignment: tuple[int, int | None, int] | None = None
         self._absent: set[int] = set()
@@ -126,7 +124,7 @@ class SharedMemoryCollective(RingFallback):
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         self._assignment = (number, part, parts)
 
-    def leave_out(self, rank: int) -> None:
+    def on_rank_failed(self, rank: int) -> None:
         self._absent.add(rank)
         self.interrupt()
 
@@ -141,7 +139,7 @@ class SharedMemoryCollective(RingFallback):
         self._assignment, self._sums_live_ranks = None, False
         self.folder = self._root / str(generation)
 
-    def start(self, name: str, buffer: Any) -> _Handle:
+    def give(self, name: str, buffer: Any) -> _Handle:
         """Write this rank's summand. Raises ClusterError when the host has too little shared memory."""
         array = as_array(buffer)
         bucket = self._buckets.get(name) or self._open(name, len(array))
@@ -164,7 +162,7 @@ class SharedMemoryCollective(RingFallback):
             while line.done + 2 < number and rank not in self._absent and (not line.pid or is_alive(line.pid)):
                 time.sleep(_ROOM_SECONDS)
 
-    def wait(self, handle: _Handle) -> None:
+    def sum_given(self, handle: _Handle) -> None:
         slots = handle.bucket.slots[handle.round & 1]
         parts = (slots[part] for part in range(handle.parts) if self._await(handle, part))
         first, second = next(parts), next(parts, None)  # this rank's own is always there
@@ -175,9 +173,6 @@ class SharedMemoryCollective(RingFallback):
         for part in parts:
             np.add(handle.buffer, part, out=handle.buffer)
         self.confirm_sum(handle)
-
-    def fall_back(self) -> None:
-        """Do nothing, as every rank already reads the summands in shared memory."""
 
     def confirm_sum(self, handle: _Handle) -> bool:
         """Record that this rank has a round's sum, so that the round's summands may be overwritten."""
@@ -261,6 +256,7 @@ class SharedMemoryCollective(RingFallback):
 
     def close(self) -> None:
         """Leave the group; its memory is freed with the last view of it."""
+        super().close()
         self._buckets.clear()
         held, self._lock_fd = self._lock_fd, None
         if held is not None:

@@ -108,20 +108,15 @@ class Workspace:
 class RowStep(Protocol):
     """Optimizer step on the embedding table to which `Kernels.bind_rows` has bound it."""
 
-    def step_rows(
+    def __call__(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
         """Apply an optimizer step to the rows `index`, with gradient weight * grad / divisor + decay * row.
 
-        With `contributors`, the divisor of row i is contributors[i].
+        With `contributors`, the divisor of row index[i] is contributors[i]. Where every row steps each time, all other
+        rows have the gradient decay * row.
         """
-
-    def step_all(
-        self, slot: Ints, grad: Floats, contributors: Floats | None,
-        weight: float, divisor: float, lr: float, decay: float,
-    ) -> None:  # fmt: skip
-        """Apply a step to all rows of the table; row r has gradient grad[slot[r]], or zero where slot[r] is -1."""
 
 
 class DenseStep(Protocol):
@@ -176,8 +171,13 @@ class Kernels(Protocol):
     def codec(self, name: str) -> Codec:
         """Return the codec of the two-byte float type `name`: fp16 or bf16 (see half_precision.py)."""
 
-    def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
-        """Prepare optimizer steps on a table f32[rows, width]; the arrays are held, and updated in place."""
+    def bind_rows(
+        self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any, every: bool = False
+    ) -> RowStep:
+        """Prepare optimizer steps on a table f32[rows, width]; the arrays are held, and updated in place.
+
+        `every`: all rows step each time, at a cost of 4 bytes a row.
+        """
 
     def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> DenseStep:
         """Prepare optimizer steps on a dense slice `value` f32[n]; the arrays are held, and updated in place."""

@@ -231,8 +231,10 @@ class NativeKernels:
     def codec(self, name: str) -> NativeCodec:
         return NativeCodec(self._library, name)
 
-    def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> NativeRowStep:
-        return NativeRowStep(self._library, rule, table, moments, counts)
+    def bind_rows(
+        self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any, every: bool = False
+    ) -> NativeRowStep:
+        return NativeRowStep(self._library, rule, table, moments, counts, every)
 
     def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> NativeDenseStep:
         return NativeDenseStep(self._library, rule, value, moments)
@@ -242,21 +244,23 @@ class NativeRowStep:
     """Compiled optimizer step on one table."""
 
     def __init__(
-        self, library: ctypes.CDLL, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any
-    ):
+        self, library: ctypes.CDLL, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any,
+        every: bool,
+    ) -> None:  # fmt: skip
         require_table(rule, table, moments, counts)
         self._rows, self._width = table.shape
         self._held = (rule, table, tuple(moments), counts)
         self._state = make_state(rule, table, moments, counts, self._width)
         self._address = addressof(self._state)
         self._zeros = np.zeros(self._width, FLOAT)
+        self._slot = np.full(self._rows, -1, INT) if every else None
         self._step, self._check = library.gb_step_rows, library.gb_check_range
 
-    def step_rows(
+    def __call__(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        n = len(index)
+        n, slot = len(index), self._slot
         require(index, INT, (n,), "An index")
         require(grad, FLOAT, (n, self._width), "A gradient")
         at, per_row = address(index), None
@@ -264,24 +268,15 @@ class NativeRowStep:
             require(contributors, FLOAT, (n,), "Contributors")
             per_row = address(contributors)
         checked(self._check(at, n, self._rows))
-        self._step(self._address, at, n, address(grad), per_row, None, None, weight, divisor, lr, decay)
-
-    def step_all(
-        self, slot: Ints, grad: Floats, contributors: Floats | None,
-        weight: float, divisor: float, lr: float, decay: float,
-    ) -> None:  # fmt: skip
-        require(slot, INT, (self._rows,), "A slot map")
-        require(grad, FLOAT, (-1, self._width), "A gradient")
-        if self._rows and int(slot.max()) >= len(grad):
-            raise ValueError(f"Refused: {ERRORS[-1]}.")
-        per_row = None
-        if contributors is not None:
-            require(contributors, FLOAT, (len(grad),), "Contributors")
-            per_row = address(contributors)
+        if slot is None:
+            self._step(self._address, at, n, address(grad), per_row, None, None, weight, divisor, lr, decay)
+            return
+        slot[index] = np.arange(n, dtype=INT)
         self._step(
             self._address, None, 0, address(grad), per_row, address(slot), address(self._zeros),
             weight, divisor, lr, decay,
         )  # fmt: skip
+        slot[index] = -1
 
 
 class NativeDenseStep:

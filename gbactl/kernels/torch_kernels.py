@@ -147,8 +147,10 @@ class TorchKernels:
     def codec(self, name: str) -> Codec:
         return CODECS[name]
 
-    def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> TorchRowStep:
-        return TorchRowStep(rule, table, moments, counts)
+    def bind_rows(
+        self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any, every: bool = False
+    ) -> TorchRowStep:
+        return TorchRowStep(rule, table, moments, counts, every)
 
     def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> TorchDenseStep:
         return TorchDenseStep(rule, value, moments)
@@ -200,9 +202,10 @@ def step_values(
 class TorchRowStep:
     """Optimizer step on one table, in torch."""
 
-    def __init__(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
+    def __init__(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any, every: bool) -> None:
         require_table(rule, table, moments, counts)
         self._rule, self._counts = rule, counts
+        self._slot = np.full(len(table), -1, INT) if every else None
         self._table = torch.from_numpy(table)
         self._moments = [torch.from_numpy(moment) for moment in moments]
 
@@ -214,37 +217,38 @@ class TorchRowStep:
         bias = torch.from_numpy(self._rule.bias[at])
         return lr * bias[:, :1], bias[:, 1:]
 
-    def step_rows(
+    def __call__(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
         require(index, INT, (-1,), "An index")
         require(grad, FLOAT, (len(index), self._table.shape[1]), "A gradient")
         _check_range(index, len(self._table))
+        per_row = float32(divisor) if contributors is None else torch.from_numpy(contributors)[:, None]
+        gradient = torch.from_numpy(grad) * float32(weight) / per_row
+        if self._slot is None:
+            self._step_listed(index, gradient, lr, decay)
+        else:
+            self._slot[index] = np.arange(len(index), dtype=INT)
+            self._step_every(self._slot, gradient, lr, decay)
+            self._slot[index] = -1
+
+    def _step_listed(self, index: Ints, gradient: Tensor, lr: float, decay: float) -> None:
         at = torch.from_numpy(index.astype(np.int64))
         value = self._table.index_select(0, at)
         moments = [moment.index_select(0, at) for moment in self._moments]
-        per_row = float32(divisor) if contributors is None else torch.from_numpy(contributors)[:, None]
-        x = torch.from_numpy(grad) * float32(weight) / per_row + float32(decay) * value
+        x = gradient + float32(decay) * value
         step_values(self._rule, value, moments, x, *self._scales(index, float32(lr)))
         for whole, part in zip([self._table, *self._moments], [value, *moments], strict=True):
             whole.index_copy_(0, at, part)
 
-    def step_all(
-        self, slot: Ints, grad: Floats, contributors: Floats | None,
-        weight: float, divisor: float, lr: float, decay: float,
-    ) -> None:  # fmt: skip
-        require(slot, INT, (len(self._table),), "A slot map")
-        if len(slot) and int(slot.max()) >= len(grad):
-            raise ValueError("Refused: an index lies outside the table.")
-        source = torch.from_numpy(grad) * float32(weight)
-        source = source / (float32(divisor) if contributors is None else torch.from_numpy(contributors)[:, None])
+    def _step_every(self, slot: Ints, gradient: Tensor, lr: float, decay: float) -> None:
         for low in range(0, len(slot), CHUNK):
             part = slice(low, min(low + CHUNK, len(slot)))
             value = self._table[part]
             x = torch.zeros_like(value)
             touched = np.flatnonzero(slot[part] >= 0)
-            x[torch.from_numpy(touched)] = source[torch.from_numpy(slot[part][touched].astype(np.int64))]
+            x[torch.from_numpy(touched)] = gradient[torch.from_numpy(slot[part][touched].astype(np.int64))]
             x = x + float32(decay) * value
             scales = self._scales(part, float32(lr))
             step_values(self._rule, value, [moment[part] for moment in self._moments], x, *scales)

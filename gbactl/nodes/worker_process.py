@@ -11,8 +11,8 @@ import torch
 
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
 from gbactl.collective import connect
-from gbactl.collective.base import FaultTolerantCollective, ring_item
-from gbactl.collective.ring_with_fallback import CollectiveWithFallback
+from gbactl.collective.base import ring_item
+from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.config import RunConfig
 from gbactl.config.shard_specs import dense_block, dense_cuts
 from gbactl.cpu import CoreAssignment
@@ -143,7 +143,6 @@ class WorkerProcess:
             collective.on_bytes_sent = self.client.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
             self.client.coordinator_handlers[WorkerFailed] = lambda message: collective.leave_out(message.worker)
-        if isinstance(collective, CollectiveWithFallback):
             self.client.coordinator_handlers[RingBroken] = lambda _: collective.fall_back()
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(

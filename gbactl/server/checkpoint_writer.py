@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint import row_priority
 from gbactl.checkpoint.costs_and_interval import save_schedule_of
-from gbactl.checkpoint.failure_cost_counters import RowUpdates
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
 from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
@@ -47,19 +46,24 @@ class RowChooser:
         self, shard: Shard, priority: RowPriority | None, spans: Sequence[tuple[int, int]], share: float
     ) -> None:
         self.table, self.priority, self.spans, self.share = shard.rows.table, priority, spans, share
-        self.updates = None if priority is None else RowUpdates(len(self.table))
+        self._unsaved: NDArray[Any] = np.zeros(0 if priority is None else len(self.table), np.uint32)
 
     def count_updates(self, parts: Sequence[RowPart]) -> None:
         """Count updates of the rows that a step with these gradients changes."""
-        if self.priority is None or self.updates is None:
+        if self.priority is None:
             return
         for index, _, _ in parts:
             self.priority.count_updates(index)
-            self.updates.count(index)
+            self._unsaved[index] += np.uint32(1)
 
     def mark_saved(self, index: Ints | None) -> int:
         """Mark rows as saved (None: all rows). Returns the number of their unsaved updates; 0 if not counted."""
-        return 0 if self.updates is None else self.updates.reset(index)
+        if self.priority is None:
+            return 0
+        rows: Any = slice(None) if index is None else index
+        saved = int(self._unsaved[rows].sum(dtype=np.uint64))
+        self._unsaved[rows] = 0
+        return saved
 
     def rows(self, kind: str) -> Ints | None:
         """Choose the rows that a checkpoint of this kind saves: int32[n] ascending; None: all rows."""

@@ -62,7 +62,6 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
-from gbactl.wire.reconnecting import StagedGradients
 from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
@@ -89,7 +88,7 @@ class Server:
         self._waiting_pulls: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
         self._slices_in_slots: dict[int, deque[GradientSlice]] = {}
-        self._staged = StagedGradients()
+        self._reports: dict[int, Staged] = {}  # what the coordinator was told about slices not yet applied, by batch
         self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
         centre, self._sums = EasgdHandlers(shard), SumHandlers(shard, coordinator)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
@@ -184,7 +183,7 @@ class Server:
         # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:9], push.rows, *push[9:])
         if push.phase == self.phase:
-            self._staged.on_sent(staged, self.shard)
+            self._reports[push.batch] = staged
         self.coordinator.send(staged)
 
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
@@ -214,7 +213,9 @@ class Server:
             self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
         touched = self.shard.touched_rows(order) if message.checksum else None
         with self.times.activity(KERNELS):
-            self.shard.apply(order)
+            applied = self.shard.apply(order)
+        for batch in applied:
+            self._reports.pop(batch, None)
         if self.times.trace is not None:
             self.times.trace.step(self.shard.version)
         if touched is not None:
@@ -240,7 +241,11 @@ class Server:
 
     def _drop(self, _: Channel, drop: DropSlice, frame: Frame) -> None:
         if drop.phase == self.phase:
-            self.shard.drop(drop.batch)
+            self._discard(drop.batch)
+
+    def _discard(self, batch: int) -> None:
+        self.shard.drop(batch)
+        self._reports.pop(batch, None)
 
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
         """Refuse a failed worker's messages from now on, also those still in transit."""
@@ -248,7 +253,7 @@ class Server:
         self._waiting_pulls = [entry for entry in self._waiting_pulls if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:
             for batch in fence.batches:
-                self.shard.drop(batch)
+                self._discard(batch)
         self.coordinator.send(Fenced(self.index, fence.worker))
 
     def _answer_waiting(self) -> None:
@@ -271,7 +276,7 @@ class Server:
         self.hub.traffic.training = phase.training
         for batch in self.shard.staged:  # this batch was given up at a switch
             self.shard.drop(batch)
-        self._staged.clear()
+        self._reports.clear()
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
@@ -322,8 +327,9 @@ class Server:
         self._barriers.clear()
         self.coordinator.send(ServerState(self.index, takeover.term, self.shard.version, self.phase))
         self._sums.on_takeover()
-        for part in self._staged.still_staged(self.shard):
-            self.coordinator.send(part)
+        for batch in self.shard.staged:
+            if batch in self._reports:  # else it stands for a slice that was lost with a failed server
+                self.coordinator.send(self._reports[batch])
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True

@@ -14,8 +14,8 @@ import numpy as np
 
 from gbactl.hashes_and_random_numbers import MODULUS, row_sum
 from gbactl.kernels import load
-from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, require
-from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec
+from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, float32, require
+from gbactl.store.optimizers import OptimizerSpec
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def nonempty_slices(cuts: Sequence[Cut]) -> dict[int, Cut]:
 
 
 class DenseBlock:
-    """Slice of the dense vector from position `lo` on, with its optimizer.
+    """Slice of the dense vector from position `lo` on, with its optimizer, which has taken `step` steps.
 
-    `value` f32[n] is held, and updated in place."""
+    `value` f32[n] is held, and updated in place. `moments`: those of the slice's parameters, by name."""
 
     def __init__(
         self,
@@ -69,21 +69,16 @@ class DenseBlock:
         #: number of parameters in the slice; batch-norm buffers follow them
         self.params = min(max(spec.params - lo, 0), len(value))
         self._running = value[self.params :]
-        self._optimizer = DenseOptimizer(optimizer, value[: self.params], self._kernels)
-
-    @property
-    def moments(self) -> dict[str, Floats]:
-        """Optimizer moments of the slice's parameters, by name."""
-        return self._optimizer.moments
-
-    @property
-    def step(self) -> int:
-        """Number of optimizer steps taken."""
-        return self._optimizer.step
+        self._optimizer = optimizer.for_dense()
+        self._rule, self.step = self._optimizer.rule(), 0
+        self.moments = self._optimizer.new_moments((self.params,))
+        self._take = self._kernels.bind_dense(self._rule, value[: self.params], list(self.moments.values()))
 
     def reset_optimizer(self) -> None:
         """Reset the optimizer to its state before the first step; parameters and running statistics stay."""
-        self._optimizer.reset()
+        self.step = 0
+        for moment in self.moments.values():
+            moment.fill(self._optimizer.start)
 
     def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
         """Apply an optimizer step from a summed gradient: total / divisor; for buffers, total / weight_sum."""
@@ -100,11 +95,19 @@ class DenseBlock:
             raise ValueError("A dense step needs gradients, a positive divisor and a positive weight sum.")
         cut = self.params
         if cut == len(self.value):
-            self._optimizer.apply(parts, divisor, lr_scale)
+            self._take_step(parts, divisor, lr_scale)
             return
-        self._optimizer.apply([(g[:cut], w) for g, w in parts], divisor, lr_scale)
+        self._take_step([(g[:cut], w) for g, w in parts], divisor, lr_scale)
         momentum = float(np.float32(self.spec.momentum))
         self._kernels.average(self._running, [(g[cut:], w) for g, w in parts], weight_sum, momentum)
+
+    def _take_step(self, parts: Sequence[DensePart], divisor: float, lr_scale: float) -> None:
+        self.step += 1
+        step, root, bias = float32(self._optimizer.lr * lr_scale), 1.0, self._rule.bias
+        if bias is not None:
+            at = min(self.step, len(bias) - 1)
+            step, root = float32(step * bias.item(at, 0)), bias.item(at, 1)
+        self._take(parts, divisor, step, root, self._optimizer.weight_decay)
 
     def model_sum(self) -> int:
         """Compute the slice's share of the model's shard-independent checksum, over value and moments.
@@ -134,7 +137,7 @@ class DenseBlock:
         for array in arrays:
             np.copyto(array, values[start : start + len(array)])
             start += len(array)
-        self._optimizer.step = step
+        self.step = step
 
     def state(self) -> dict[str, Any]:
         """Copy the slice's whole state: value, moments, step (int64[1])."""
@@ -150,7 +153,7 @@ class DenseBlock:
             require(state[name], FLOAT, array.shape, f"Dense state {name}")
         for name, array in own.items():
             np.copyto(array, state[name])
-        self._optimizer.step = int(state["step"][0])
+        self.step = int(state["step"][0])
 
 
 def dense_square(parts: Sequence[DensePart], params: int, divisor: float) -> float:

@@ -1,23 +1,21 @@
-"""Optimizers for rows and for the dense block, in torch's conventions, over the row kernels.
+"""Constants of the optimizers of rows and of the dense block, in torch's conventions, and learning-rate schedules.
 
 L2 (`decay * value`) is added to the gradient, eps to the square root. Adam counts steps per row and takes its bias
 corrections from a precomputed table (144 KB for beta2 = .999), so that every kernel uses the same numbers.
-A step costs about 5 us of Python.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from gbactl.checked_dataclasses import Bounds, Share
 from gbactl.errors import ConfigError
-from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, aligned_full, aligned_zeros, float32
+from gbactl.kernels.base import Floats, OptimizerRule, aligned_full, float32
 
 MOMENTS: dict[str, tuple[str, ...]] = {
     "sgd": (),
@@ -49,6 +47,10 @@ class OptimizerSpec:
     def start(self) -> float:
         """Initial value of every moment of this optimizer."""
         return 0.0 if self.name == "adam" else self.initial_accumulator
+
+    def new_moments(self, shape: tuple[int, ...]) -> dict[str, Floats]:
+        """Allocate the moments of values of this shape, by name."""
+        return {name: aligned_full(shape, self.start) for name in MOMENTS[self.name]}
 
     def rule(self) -> OptimizerRule:
         """Convert the constants to the form that the kernels need. Raises ConfigError if a beta is out of range."""
@@ -88,67 +90,6 @@ def bias_table(first: float, second: float) -> Floats:
     table[1:, 1] = 1 / np.sqrt(1 - powers[:, 1])
     table.flags.writeable = False
     return table
-
-
-class RowOptimizer:
-    """Optimizer state of an embedding table, which its steps update in place."""
-
-    def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels) -> None:
-        self.spec = spec
-        shape = table.shape[:1] if spec.name == "rowwise_adagrad" else table.shape
-        self.moments = {name: aligned_full(shape, spec.start) for name in MOMENTS[spec.name]}
-        self.counts: Any = aligned_zeros(table.shape[:1], np.uint32) if spec.name == "adam" else None
-        self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
-
-    def reset(self) -> None:
-        """Reset the optimizer to its state before the first step; the table's values stay."""
-        for moment in self.moments.values():
-            moment.fill(self.spec.start)
-        if self.counts is not None:
-            self.counts.fill(0)
-
-    def step_rows(
-        self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
-        weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
-    ) -> None:  # fmt: skip
-        """Apply a step to the rows `index`, with gradient weight * gradient / divisor + decay * row.
-
-        With `contributors` f32[U] they replace the divisor. Raises ValueError on an index outside the table.
-        """
-        self._step.step_rows(index, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
-
-    def step_all(
-        self, slot: Ints, grad: Floats, contributors: Floats | None = None, *,
-        weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
-    ) -> None:  # fmt: skip
-        """Apply a step to all rows of the table; `slot` int32[rows]: each row's index in `grad`, -1 for none."""
-        self._step.step_all(slot, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
-
-
-class DenseOptimizer:
-    """Optimizer state of a dense vector, which its steps update in place."""
-
-    def __init__(self, spec: OptimizerSpec, value: Floats, kernels: Kernels) -> None:
-        self.spec = spec.for_dense()
-        self.moments = {name: aligned_full(value.shape, self.spec.start) for name in MOMENTS[self.spec.name]}
-        self.step = 0
-        self._rule = self.spec.rule()
-        self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))
-
-    def reset(self) -> None:
-        """Reset the optimizer to its state before the first step; the vector's values stay."""
-        self.step = 0
-        for moment in self.moments.values():
-            moment.fill(self.spec.start)
-
-    def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
-        """Apply one step with gradient (sum of weight * gradient, in order) / divisor; weights must not be 0."""
-        self.step += 1
-        step, root, bias = float32(self.spec.lr * lr_scale), 1.0, self._rule.bias
-        if bias is not None:
-            at = min(self.step, len(bias) - 1)
-            step, root = float32(step * bias.item(at, 0)), bias.item(at, 1)
-        self._step(parts, divisor, step, root, self.spec.weight_decay)
 
 
 @dataclass

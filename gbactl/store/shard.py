@@ -79,8 +79,8 @@ class Shard:
         self.spec, self.kernels = spec, kernels or load()
         self.version = 0
         self.rows = RowBlock(
-            spec.local_rows, spec.width, spec.row_optimizer, self.kernels, decay=spec.row_weight_decay,
-            every=spec.row_l2 == "all", touches=spec.row_staleness == "row",
+            aligned_zeros((spec.local_rows, spec.width)), spec.row_optimizer, self.kernels,
+            decay=spec.row_weight_decay, every=spec.row_l2 == "all", touches=spec.row_staleness == "row",
         )  # fmt: skip
         self.rows.initialise(spec.seed, spec.shard, spec.shards, spec.init_scale)
         size = 0 if spec.dense is None else spec.dense.size

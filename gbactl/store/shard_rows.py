@@ -16,43 +16,34 @@ from numpy.typing import NDArray
 
 from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace, aligned_zeros
 from gbactl.store.gradient_slice import GradientSlice
-from gbactl.store.optimizers import OptimizerSpec, RowOptimizer
+from gbactl.store.optimizers import OptimizerSpec
 
 NORMS_SAMPLED = 32  # rows of a step whose gradient norms are reported
 
 
 class RowBlock:
-    """Embedding table of one shard, float32[rows, width], with its optimizer.
+    """Embedding table of one shard with its optimizer; `table` float32[rows, width] is held, and updated in place.
 
     `every`: all rows step each time, their gradient being decay * row plus that of the data. `touches`: count the steps
-    whose data touched each row.
-    """
+    whose data touched each row. `moments`: those of the optimizer, by name. `counts`: Adam's step count of each row,
+    uint32[rows]; None for other optimizers."""
 
     def __init__(
-        self, rows: int, width: int, optimizer: OptimizerSpec, kernels: Kernels, *,
+        self, table: Floats, optimizer: OptimizerSpec, kernels: Kernels, *,
         decay: float = 0.0, every: bool = False, touches: bool = False,
     ) -> None:  # fmt: skip
-        self.table: Floats = aligned_zeros((rows, width))
-        self._kernels, self._decay = kernels, decay
-        self._optimizer = RowOptimizer(optimizer, self.table, kernels)
-        self._slot: Ints | None = np.full(rows, -1, INT) if every else None
+        self.table, self._optimizer, self._kernels = table, optimizer, kernels
+        self._decay, self._every = decay, every
+        self.moments = optimizer.new_moments(table.shape[:1] if optimizer.name == "rowwise_adagrad" else table.shape)
+        self.counts: Any = aligned_zeros(table.shape[:1], np.uint32) if optimizer.name == "adam" else None
+        self._step = kernels.bind_rows(optimizer.rule(), table, list(self.moments.values()), self.counts, every)
         self._workspace = Workspace()
         own = touches and (every or self.counts is None)  # otherwise Adam's counts are the touch counts
-        self._touches: Any = aligned_zeros((rows,), np.uint32) if own else None
+        self._touches: Any = aligned_zeros(table.shape[:1], np.uint32) if own else None
 
     def initialise(self, seed: int, first: int, stride: int, scale: float) -> None:
         """Set every local row i to the initial value of global row first + i * stride."""
         self._kernels.init_rows(self.table, seed, first, stride, scale)
-
-    @property
-    def moments(self) -> dict[str, Floats]:
-        """Optimizer moments of the rows, by name."""
-        return self._optimizer.moments
-
-    @property
-    def counts(self) -> Any:
-        """Adam's step count of each row, uint32[rows]; None for other optimizers."""
-        return self._optimizer.counts
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
@@ -64,11 +55,14 @@ class RowBlock:
         """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where that is not counted."""
         if self._touches is not None:
             return self._touches
-        return self.counts if self._slot is None else None
+        return None if self._every else self.counts
 
     def reset_optimizer(self) -> None:
         """Reset the optimizer to its state before the first step; the rows' values stay."""
-        self._optimizer.reset()
+        for moment in self.moments.values():
+            moment.fill(self._optimizer.start)
+        if self.counts is not None:
+            self.counts.fill(0)
 
     def apply(self, parts: Sequence[RowPart], divisor: float, lr_scale: float, shares: Sequence[float] = ()) -> None:
         """Apply one optimizer step from slices (distinct rows, gradients, weight > 0), summed in order.
@@ -87,21 +81,12 @@ class RowBlock:
                 per_row, divisor = np.add(carried, FLOAT.type(divisor), out=carried), 1.0
         if self._touches is not None:
             self._touches[index] += np.uint32(1)
-        if self._slot is None:
-            self._optimizer.step_rows(
-                index, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
-            )
-            return
-        self._slot[index] = np.arange(len(index), dtype=INT)
-        self._optimizer.step_all(
-            self._slot, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
-        )
-        self._slot[index] = -1
+        self._step(index, grad, per_row, weight, divisor, self._optimizer.lr * lr_scale, self._decay)
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Bytes held by kind: table, moments, counts, scratch memory."""
-        slot = 0 if self._slot is None else self._slot.nbytes
+        slot = INT.itemsize * len(self.table) if self._every else 0
         return {
             "table": self.table.nbytes,
             "moments": sum(moment.nbytes for moment in self.moments.values()),

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from gbactl.averaging_rules import AveragingRule
-from gbactl.collective.base import Collective, FaultTolerantCollective
+from gbactl.collective.base import Collective
+from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.errors import ClusterError
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec

@@ -12,7 +12,7 @@ Computing ranks. A round also counts the ranks that compute: when all are out of
 average, and the number of rounds until all have left must change nothing (momentum would go on).
 
 Failures. A round also counts the ranks that are there: the mean is over those, and all leave when all of those are
-leaving. All ranks agree on whether a failed one was still there (see collective/base.py), so they go on
+leaving. All ranks agree on whether a failed one was still there (see collective/fault_tolerant.py), so they go on
 together.
 
 Memory: two vectors. Costs three passes over the replica beside the exchange itself.
@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,15 +49,6 @@ from gbactl.worker.client import WorkerClient
 
 Now = Callable[[], float]
 AWAY_SECONDS = 0.05  # seconds that an exchange waits where no server is connected: else it would be retried at once
-
-
-class ExchangeKind(Protocol):
-    """Interface of an exchange: with a centre on the servers, or in averaging rounds with all trainers."""
-
-    statistics: ExchangeStatistics
-
-    def exchange_once(self, leaving: bool) -> bool:
-        """Do one exchange (`leaving`: this trainer is done); return whether it was the last. Raises GbactlError."""
 
 
 @dataclass(eq=False)
@@ -106,6 +97,7 @@ class CentreExchange(ReplicaExchange):
     ask: Callable[[Floats, float], Floats | None]
 
     def exchange_once(self, leaving: bool) -> bool:
+        """Exchange once; return True, without an exchange, once this trainer is `leaving`. Raises GbactlError."""
         if leaving:
             return True
         began = self.now()
@@ -157,6 +149,7 @@ class AveragingRounds(AveragingRound):
     collective: Collective
 
     def exchange_once(self, leaving: bool) -> bool:
+        """Do one round (`leaving`: this trainer is done); return whether it was the last. Raises GbactlError."""
         began = self.now()
         all_reduce_sum(self.collective, self.NAME, self.fill(leaving))
         return self.apply(began)
@@ -241,21 +234,9 @@ class EasgdExchange:
         frame.release()
 
 
+ExchangeKind = CentreExchange | AveragingRounds
 IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data
 Paused = Callable[[], AbstractContextManager[None]]
-
-
-class ExchangeDriver(Protocol):
-    """Interface of a phase's exchange schedule, as the compute loop sees it."""
-
-    def on_step(self, iterations: int) -> None:
-        """Start an exchange if one is due after `iterations` local steps. Raises the error of an earlier exchange."""
-
-    def idle(self) -> None:
-        """Continue to answer the other trainers' exchanges, as this trainer has no more batches."""
-
-    def close(self) -> None:
-        """Join exchanges until every trainer has finished the phase. Raises the error of an earlier exchange."""
 
 
 class ForegroundDriver:
@@ -268,6 +249,7 @@ class ForegroundDriver:
         self._idle_driver: ShadowDriver | None = None
 
     def on_step(self, iterations: int) -> None:
+        """Exchange if an exchange is due after `iterations` local steps. Raises the error of an earlier exchange."""
         with self._lock:
             if self._idle_driver is not None:
                 self._idle_driver.on_step(iterations)
@@ -286,6 +268,7 @@ class ForegroundDriver:
             self._idle_driver = ShadowDriver(self.exchange, IDLE_SECONDS)
 
     def close(self) -> None:
+        """Join exchanges until every trainer has finished the phase. Raises the error of an earlier exchange."""
         if self._idle_driver is not None:
             self._idle_driver.close()
             return
@@ -314,6 +297,7 @@ class ShadowDriver:
             self._error = error
 
     def on_step(self, iterations: int) -> None:
+        """Raise the error of an earlier exchange, if there was one."""
         if self._error is not None:
             raise self._error
 
@@ -321,9 +305,13 @@ class ShadowDriver:
         """Do nothing: the background thread continues its exchanges without the compute threads."""
 
     def close(self) -> None:
+        """Join exchanges until every trainer has finished the phase. Raises the error of an earlier exchange."""
         self._leaving.set()
         self._thread.join()
         self.on_step(0)
+
+
+ExchangeDriver = ForegroundDriver | ShadowDriver
 
 
 def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, paused: Paused = nullcontext) -> ExchangeDriver:

@@ -25,7 +25,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 from gbactl.errors import WireError
 from gbactl.wire import auth
@@ -115,14 +114,6 @@ OTHER = "for other reasons"
 log = logging.getLogger(__name__)
 
 
-class AuthenticatedConnection(NamedTuple):
-    """Connection whose peer has proved that it knows the key."""
-
-    sock: socket.socket
-    peer: Peer
-    keys: SessionKeys
-
-
 class UnauthenticatedConnection:
     """Accepted connection whose peer has not yet proved that it knows the key; closed at `deadline`."""
 
@@ -133,8 +124,10 @@ class UnauthenticatedConnection:
         self._encrypted = None if tls is None or sock.family == socket.AF_UNIX else tls.accept(sock)
         self.sock = self._encrypted or sock
 
-    def continue_handshake(self, key: bytes, me: Peer) -> AuthenticatedConnection | None:
-        """Continue the handshake; None until it is complete. Raises OSError or WireError where it fails."""
+    def continue_handshake(self, key: bytes, me: Peer) -> tuple[Peer, SessionKeys] | None:
+        """Continue the handshake; return the peer that has proved that it knows the key, or None until then.
+
+        Raises OSError or WireError where the handshake fails."""
         try:
             self.greet()
             while len(self._received) < auth.ANSWER.size:
@@ -143,7 +136,7 @@ class UnauthenticatedConnection:
             return None
         peer, proof, keys = auth.accept(key, self._nonce, self._received, me)
         self.sock.send(proof)
-        return AuthenticatedConnection(self.sock, peer, keys)
+        return peer, keys
 
     def greet(self) -> None:
         """Send the listener's first handshake message, after TLS's own handshake where TLS is used.
@@ -203,8 +196,8 @@ class Admission:
 
     def continue_handshake(
         self, connection: UnauthenticatedConnection, key: bytes, me: Peer
-    ) -> AuthenticatedConnection | None:
-        """Continue a connection's handshake; return the AuthenticatedConnection if it is complete, else None."""
+    ) -> tuple[Peer, SessionKeys] | None:
+        """Continue a connection's handshake; return the authenticated peer if it is complete, else None."""
         if connection not in self.unauthenticated:
             return None
         try:

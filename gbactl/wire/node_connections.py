@@ -149,8 +149,8 @@ class SocketHub:
         assert self.admission is not None
         authenticated = self.admission.continue_handshake(connection, self.key, self.me)
         if authenticated is not None:
-            keys = authenticated.keys.from_listener, authenticated.keys.from_connector
-            self._add(authenticated.sock, authenticated.peer, keys)
+            peer, keys = authenticated
+            self._add(connection.sock, peer, (keys.from_listener, keys.from_connector))
 
     def _serve(self, channel: SocketChannel, mask: int, found: list[tuple[Channel, Frame]]) -> None:
         if channel.closed:

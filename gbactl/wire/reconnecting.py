@@ -1,35 +1,29 @@
-"""Connection to the coordinator that survives a failover, and the records with which nodes answer a new coordinator.
+"""Connection to the coordinator that survives a failover.
 
 A new coordinator listens at the same address. A node that loses its connection dials again, repeats its Hello and does
 nothing else until it is answered. Messages that were sent and not read are lost; the new coordinator asks for them (see
-coordinator/coordinator_failover.py), and the node answers from its records, a dictionary entry a batch. A node that has
-no place in the run yet, or none any more, ends when its connection is lost.
+coordinator/coordinator_failover.py), and the node answers from its own record of batches or slices. A node that has no
+place in the run yet, or none any more, ends when its connection is lost.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from typing import Any
 
 from gbactl.errors import WireError
-from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import COORDINATOR, Channel, ChannelWrapper, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     KIND,
-    BeginPhase,
-    Granted,
     Hello,
     Ready,
     ShardAddresses,
-    Staged,
     Stop,
     Takeover,
-    WorkerState,
     decode,
 )
 
@@ -126,56 +120,3 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
             coordinator.renew(inner)
             return True
         return False
-
-
-LAST = 256  # grants remembered: more than a worker may hold at once
-MOST = 256  # slices remembered beyond twice as many as were still staged, before the others are forgotten
-
-
-class GrantedBatches:
-    """A worker's record of the batches granted to it, and of those that it has neither pushed nor returned."""
-
-    def __init__(self) -> None:
-        self._granted: deque[tuple[int, int]] = deque(maxlen=LAST)
-        self._held: dict[tuple[int, int], bool] = {}
-
-    def on_granted(self, grant: Granted, phase: BeginPhase) -> None:
-        """Record that a batch was granted."""
-        batch = (grant.phase, grant.batch)
-        self._granted.append(batch)
-        self._held[batch] = phase.training
-
-    def on_returned(self, grant: Granted) -> None:
-        """Record that a batch is about to be pushed, or returned to the coordinator."""
-        self._held.pop((grant.phase, grant.batch), None)
-
-    def worker_state(self, worker: int, term: int, phase: BeginPhase | None) -> WorkerState:
-        """Build this worker's answer to the Takeover of the coordinator with this `term`."""
-        held = [(*batch, training) for batch, training in list(self._held.items())]
-        return WorkerState(worker, term, 0 if phase is None else phase.number, list(self._granted), held)
-
-
-class StagedGradients:
-    """A server's record of the Staged messages that it sent for gradient slices not yet applied.
-
-    Costs less than a microsecond a message, however many slices make a step."""
-
-    def __init__(self) -> None:
-        self._sent: dict[int, Staged] = {}
-        self._limit = MOST
-
-    def on_sent(self, message: Staged, shard: Shard) -> None:
-        """Record a Staged message that was sent."""
-        self._sent[message.batch] = message
-        if len(self._sent) > self._limit:
-            self._sent = {each.batch: each for each in self.still_staged(shard)}
-            self._limit = MOST + 2 * len(self._sent)
-
-    def still_staged(self, shard: Shard) -> list[Staged]:
-        """Return the Staged messages about gradient slices that the shard holds and has not applied or discarded."""
-        return [self._sent[batch] for batch in shard.staged if batch in self._sent]
-
-    def clear(self) -> None:
-        """Forget all records at the start of a phase, in which batch numbers begin at 0 again."""
-        self._sent.clear()
-        self._limit = MOST

@@ -10,13 +10,13 @@ server/allreduce_fallback.py has the server's side.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gbactl.collective.base import InterruptedSum, OnBytesSent, RingFallback, Vector, as_array, ignore_bytes
+from gbactl.collective.base import Vector, as_array
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Sum, Summand
@@ -44,15 +44,15 @@ class _Handle:
     buffer: Vector
 
 
-class ServerSums(RingFallback):
+class ServerSums(FaultTolerantCollective):
     """All-reduce fallback that sums on the first server, as seen by one of `size` ranks.
 
-    Any thread may call `fall_back`, `leave_out` and `interrupt`; one thread all else."""
+    Its own bytes are those of messages, which are counted where they are sent. Any thread may call `fall_back`,
+    `leave_out` and `interrupt`; one thread all else."""
 
     def __init__(self, client: WorkerClient, rank: int, size: int) -> None:
-        self.client, self.rank, self.size = client, rank, size
-        self.wanted: Callable[[], bool] = lambda: False
-        self.on_bytes_sent: OnBytesSent = ignore_bytes  # messages, which are counted where they are sent
+        super().__init__(rank, size)
+        self.client = client
         self._lock = threading.Lock()  # may be taken while the client's lock is held, never the other way round
         self._generation, self._fallback_active = 0, False
         self._assignment: tuple[int, int | None, int, int] | None = None
@@ -63,7 +63,7 @@ class ServerSums(RingFallback):
         client.handlers[Sum] = self._on_sum
         client.on_server_back = self._send_recent_to
 
-    # -- methods of RingFallback --------------------------------------------------------------------
+    # -- methods of FaultTolerantCollective ---------------------------------------------------------
 
     def sum_live_ranks(self) -> None:
         self._assignment = None
@@ -71,7 +71,7 @@ class ServerSums(RingFallback):
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         self._assignment = (number, part, parts, after)
 
-    def leave_out(self, rank: int) -> None:
+    def on_rank_failed(self, rank: int) -> None:
         with self._lock:
             self._absent.add(rank)
             for name, round_ in self._current_rounds.items() if self._fallback_active else ():
@@ -88,7 +88,7 @@ class ServerSums(RingFallback):
             self._previous_rounds.clear()
             self._free_arrays.clear()
 
-    def fall_back(self) -> None:
+    def on_ring_broken(self) -> None:
         with self._lock:
             if not self._fallback_active:
                 self._fallback_active = True
@@ -96,7 +96,7 @@ class ServerSums(RingFallback):
 
     # -- sums ---------------------------------------------------------------------------------------
 
-    def start(self, name: str, buffer: Any) -> _Handle:
+    def give(self, name: str, buffer: Any) -> _Handle:
         array = as_array(buffer)
         with self._lock:
             current = self._current_rounds.get(name)
@@ -110,8 +110,8 @@ class ServerSums(RingFallback):
                 self._send_part(name, current, -1 if part is None else part)
         return _Handle(name, current, array)
 
-    def wait(self, handle: _Handle) -> None:
-        self.fall_back()
+    def sum_given(self, handle: _Handle) -> None:
+        self.on_ring_broken()
         round_ = handle.round
         self.client.wait_until(lambda: round_.total is not None or (self._assignment is not None and self.wanted()))
         if round_.total is None:
@@ -126,9 +126,6 @@ class ServerSums(RingFallback):
             if not self._fallback_active and handle.round.total is None:
                 handle.round.total = self._copy(handle.buffer)
             return not self._fallback_active
-
-    def close(self) -> None:
-        """Do nothing: the connections to the server belong to the worker, which closes them."""
 
     def _next(self, name: str, new: _Round) -> _Round:
         """Begin an all-reduce round, and free the arrays of the round before the last, which no rank needs now."""

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gbactl.collective.base import Collective, FaultTolerantCollective, InterruptedSum, Vector
-from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.collective.base import Collective, Vector
+from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels.half_precision import Codec
 from gbactl.models.flat_parameters import FlatModel
@@ -153,8 +154,8 @@ class ReplicatedDense(DensePlacement):
         self.norms_every = norms_every if self.client.index == 0 else 0  # all have the same sum: worker 0 reports it
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
-        cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
-        self._spans, self._filling = spans, OverlappedGradient(collective, cuts, self.gradient, spans, codec)
+        edges = bucket_edges([high - low for low, high in spans], buckets)
+        self._spans, self._filling = spans, OverlappedGradient(collective, "dense", edges, self.gradient, spans, codec)
         self._weight = 1.0
         self._begun = self._again = False
 

@@ -39,9 +39,10 @@ from gbactl.wire.messages import (
     Stop,
     TakeBatch,
     Takeover,
+    WorkerState,
 )
-from gbactl.wire.reconnecting import GrantedBatches
 
+REMEMBERED = 256  # grants that a new coordinator is told of: more than a worker may hold at once
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
 CoordinatorMessage = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop
 NOT_HERE = (0, -1, np.empty(0, np.float32))  # packed dense parameters of a worker that does not hold those asked for
@@ -163,7 +164,8 @@ class WorkerCore:
         self.computing = 0
         self._prepared: dict[tuple[int, int], tuple[Batch, DistinctRows]] = {}
         self._last_request = self._batches_granted = self._batches_begun = 0
-        self._granted_batches = GrantedBatches()
+        self._granted: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)  # (phase, batch) of the last grants
+        self._held: dict[tuple[int, int], bool] = {}  # those neither pushed nor returned, and whether to train on them
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -205,7 +207,9 @@ class WorkerCore:
 
         OpenReplicas is kept: batches that came after the start of their phase wait for it."""
         self.questions = deque(entry for entry in self.questions if isinstance(entry[0], OpenReplicas))
-        return [TellCoordinator(self._granted_batches.worker_state(self.index, message.term, self.phase))]
+        held = [(*batch, training) for batch, training in list(self._held.items())]  # other threads push
+        number = 0 if self.phase is None else self.phase.number
+        return [TellCoordinator(WorkerState(self.index, message.term, number, list(self._granted), held))]
 
     def _abandon(self, phase: int) -> list[Command]:
         """Discard the batches of a phase that are not yet being computed, and request others in their place.
@@ -244,7 +248,8 @@ class WorkerCore:
         self.to_prepare = None  # the announced batch is this one, or went to another worker
         item = BatchInProgress(grant, self.phase, batch, unique)
         early = self._enqueue(item)
-        self._granted_batches.on_granted(grant, self.phase)
+        self._granted.append((grant.phase, grant.batch))
+        self._held[grant.phase, grant.batch] = self.phase.training
         self._batches_granted += 1
         commands: list[Command] = [ComputeNext(item)] if self.queue[0] is item else []
         first = len(self.queue) + self.computing <= self.threads
@@ -373,7 +378,7 @@ class WorkerCore:
 
     def pushed(self, item: BatchInProgress) -> None:
         """Record that the gradient of a batch is about to be pushed, so that the worker no longer holds the batch."""
-        self._granted_batches.on_returned(item.grant)
+        self._held.pop((item.grant.phase, item.grant.batch), None)
 
 
 class DenseTransfer:

@@ -13,7 +13,7 @@ import torch
 
 from gbactl.collective import connect
 from gbactl.collective.base import Collective
-from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.collective.buckets import OverlappedGradient, bucket_edges
 from gbactl.errors import GbactlError
 from gbactl.kernels import codec_of
 
@@ -32,9 +32,9 @@ def main() -> None:
 
 def work(collective: Collective, rounds: int, length: int, buckets: int, die_at: int, item: int) -> None:
     sizes = [length // buckets] * (buckets - 1)
-    plan = Buckets.of_parameters("dense", [*sizes, length - sum(sizes)], buckets)
+    edges = bucket_edges([*sizes, length - sum(sizes)], buckets)
     flat = np.empty(length, np.float32)
-    gradient = OverlappedGradient(collective, plan, flat, [], codec_of("fp16" if item == 2 else "fp32"))
+    gradient = OverlappedGradient(collective, "dense", edges, flat, [], codec_of("fp16" if item == 2 else "fp32"))
     digest, sent = hashlib.sha256(), []
     collective.on_bytes_sent = lambda nbytes, shared: sent.append(nbytes)
     for step in range(rounds):

@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gbactl.collective.base import (
-    FaultTolerantCollective,
-    InterruptedSum,
-    OnBytesSent,
     Vector,
     as_array,
-    ignore_bytes,
     ring_share,
     sum_in_rank_order,
 )
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.errors import ClusterError
 
 KEPT_ROUNDS = 16  # dealt rounds that are kept: no rank is so far behind
@@ -138,9 +135,8 @@ class MemoryCollective(FaultTolerantCollective):
     """One rank of a MemoryGroup. It counts the bytes that a ring of the live ranks would send."""
 
     def __init__(self, group: MemoryGroup, rank: int) -> None:
-        self.group, self.rank, self.size = group, rank, group.size
-        self.wanted: Callable[[], bool] = lambda: False
-        self.on_bytes_sent: OnBytesSent = ignore_bytes
+        super().__init__(rank, group.size)
+        self.group = group
         self._rounds: dict[str, int] = {}
         self._dealt: tuple[int, int | None, int] | None = None
         self._generation = 0
@@ -155,8 +151,8 @@ class MemoryCollective(FaultTolerantCollective):
         """See FaultTolerantCollective.assign_summand."""
         self._dealt = (number, part, parts)
 
-    def leave_out(self, rank: int) -> None:
-        """See FaultTolerantCollective.leave_out; no memory is ever overwritten here."""
+    def on_rank_failed(self, rank: int) -> None:
+        """See FaultTolerantCollective.on_rank_failed; no memory is ever overwritten here."""
         self._absent.add(rank)
         self.interrupt()
 
@@ -172,8 +168,8 @@ class MemoryCollective(FaultTolerantCollective):
         self._rounds.clear()
         self.group.back(self.rank)
 
-    def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
+    def give(self, name: str, buffer: Any) -> _Handle:
+        """See FaultTolerantCollective.give."""
         array = as_array(buffer)
         if self._dealt is not None:
             number, part, parts = self._dealt
@@ -190,8 +186,8 @@ class MemoryCollective(FaultTolerantCollective):
             self.group.put(key, self.rank, array.copy())
         return _Handle(key, array, living=self._spares)
 
-    def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
+    def sum_given(self, handle: _Handle) -> None:
+        """See FaultTolerantCollective.sum_given."""
         if handle.parts:
             self.group.gather(handle.key, handle.parts, handle.buffer, self.wanted)
         elif handle.living:
@@ -201,6 +197,10 @@ class MemoryCollective(FaultTolerantCollective):
         others = [rank for rank in range(self.size) if rank != self.rank and rank not in self._absent]
         place = sum(rank < self.rank for rank in others)
         self.on_bytes_sent(ring_share(len(handle.buffer), len(others) + 1, place, self.group.item), False)
+
+    def confirm_sum(self, handle: _Handle) -> bool:
+        """See FaultTolerantCollective.confirm_sum; no ring is used here."""
+        return True
 
     def close(self) -> None:
         """See Collective.close."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gbactl.checked_dataclasses import build
 from gbactl.checkpoint.costs_and_interval import (
     JobCosts,
     SaveSchedule,
@@ -116,10 +117,12 @@ def test_whole_saves_between_chosen_rows_cost_more_and_change_no_interval() -> N
     assert estimate("cpr_mfu", long, even, None, 8, 1).recovery == "full"
 
 
-@pytest.mark.parametrize("wrong", [{"job": 0.0}, {"between_failures": -1.0}, {"servers": 0}, {"save": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"job_seconds": 0.0}, {"mtbf_seconds": -1.0}, {"target_pls": 0.0}, {"save_seconds": float("nan")}]
+)
 def test_costs_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        JobCosts(**{**vars(REFERENCE), **wrong})
+        build(CheckpointConfig, wrong, "checkpoint.")
 
 
 def test_a_rhythm_of_chosen_rows() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from gbactl.checkpoint.failure_cost_counters import (
     PARTS,
     CostSeconds,
     PlsCounter,
-    RowUpdates,
     ServerFailureLoss,
     UnsavedWork,
     UpdateCounter,
@@ -84,29 +82,6 @@ def test_what_is_saved_is_not_undone_and_what_is_lost_is_lost_once() -> None:
 def test_without_updates_nothing_is_lost() -> None:
     counter = UpdateCounter(3)
     assert counter.count_lost(1) == 0 and counter.share == 0.0
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("touch"), st.sets(st.integers(0, 9))),
-            st.tuples(st.just("save"), st.sets(st.integers(0, 9))),
-            st.tuples(st.just("all"), st.just(set())),
-        )
-    )
-)
-def test_every_row_is_undone_back_to_its_own_save(events: list[tuple[str, set[int]]]) -> None:
-    rows, counter, since = RowUpdates(10), UpdateCounter(1), dict.fromkeys(range(10), 0)
-    for kind, chosen in events:
-        index = np.array(sorted(chosen), np.int32)
-        if kind == "touch":
-            rows.count(index)
-            counter.count_applied(0, len(index))
-            since.update({row: since[row] + 1 for row in chosen})
-        else:
-            counter.count_saved(0, rows.reset(None if kind == "all" else index))
-            since.update(dict.fromkeys(range(10) if kind == "all" else chosen, 0))
-    assert counter.count_lost(0) == sum(since.values())
 
 
 def test_parts_that_never_came_count_in_the_pls() -> None:

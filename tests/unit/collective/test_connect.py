@@ -10,14 +10,13 @@ import pytest
 
 from gbactl import collective
 from gbactl.collective.base import SingleRankCollective
-from gbactl.collective.ring_with_fallback import CollectiveWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, available
 
-MADE: list[tuple[int, int]] = []
+MADE: list[tuple[int, int, Any]] = []
 
 
 def elsewhere(rank: int, size: int) -> Any:
-    return SimpleNamespace(rank=rank, size=size, fall_back=lambda: MADE.append((rank, size)))
+    return SimpleNamespace(rank=rank, size=size, use_ring=lambda ring: MADE.append((rank, size, ring)))
 
 
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **options: Any) -> None:
@@ -34,16 +33,15 @@ def test_without_memory_in_common_a_worker_brings_what_is_under_its_ring(
     environment(monkeypatch, tmp_path, survives=True)
     MADE.clear()
     late = collective.connect(True, elsewhere)
-    assert isinstance(late, CollectiveWithFallback)
-    assert (late.ring, late.rank, late.size) == (None, 1, 2)
-    assert MADE == [(1, 2)]  # it has no ring: it is told so
+    assert (late.rank, late.size) == (1, 2)
+    assert MADE == [(1, 2, None)]  # it has no ring: it is told so
 
 
 @pytest.mark.skipif(not available(), reason="no shared memory")
 def test_shared_memory_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch, tmp_path, survives=True)
     late = collective.connect(True, elsewhere)
-    assert isinstance(late, CollectiveWithFallback) and isinstance(late.fallback, SharedMemoryCollective)
+    assert isinstance(late, SharedMemoryCollective) and late.ring is None
 
 
 def test_where_a_death_ends_the_run_nothing_is_under_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

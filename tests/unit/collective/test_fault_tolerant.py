@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.collective.base import InterruptedSum, sum_in_rank_order
-from gbactl.collective.ring_with_fallback import CollectiveWithFallback
+from gbactl.collective.base import sum_in_rank_order
+from gbactl.collective.fault_tolerant import InterruptedSum
 from gbactl.collective.shared_memory import SharedMemoryCollective, available
 from gbactl.errors import ClusterError
 from tests.support.in_memory_collective import MemoryGroup
@@ -46,7 +46,7 @@ def group(kind: str, size: int, folder: Path) -> list[Any]:
 
 def served(rank: int, epoch: int = 0) -> Any:
     made = SERVING[-1].member(rank, epoch)
-    made.fall_back()
+    made.use_ring(None)
     return made
 
 
@@ -245,7 +245,8 @@ class Brittle:
 @pytest.mark.parametrize("kind", [SHM, "served"])
 def test_a_ring_that_breaks_leaves_the_sum_to_what_is_under_it(kind: str, tmp_path: Path) -> None:
     ring, slots = Brittle(), under(kind, tmp_path)
-    one = CollectiveWithFallback(ring, slots[0])
+    one = slots[0]
+    one.use_ring(ring)
     assert summed(one, 1, 0, 2) == np.full(N, 42.0, np.float32).tobytes()
     put(slots[1], 1, 1, 2)
     ring.broken = True
@@ -259,7 +260,8 @@ def test_a_ring_that_breaks_leaves_the_sum_to_what_is_under_it(kind: str, tmp_pa
 @pytest.mark.parametrize("kind", [SHM, "served"])
 def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(kind: str, tmp_path: Path) -> None:
     ring, slots = Brittle(), under(kind, tmp_path)
-    one = CollectiveWithFallback(ring, slots[0])
+    one = slots[0]
+    one.use_ring(ring)
     one.sum_live_ranks()
     buffer = part(1, 0)
     one.wait(one.start("d", buffer))
@@ -272,13 +274,13 @@ def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(kind: s
 
 @pytest.mark.skipif(not available(), reason="no shared memory")
 def test_without_room_the_ring_does_alone_until_it_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring, one = Brittle(), CollectiveWithFallback(None, group("shm", 2, tmp_path)[0])
-    one.ring = ring
+    ring, one = Brittle(), group("shm", 2, tmp_path)[0]
+    one.use_ring(ring)
 
     def full(*_: Any) -> None:
         raise ClusterError("/dev/shm has no room for 9 MiB.")
 
-    monkeypatch.setattr(SharedMemoryCollective, "start", full)
+    monkeypatch.setattr(SharedMemoryCollective, "give", full)
     for number in (1, 2):
         assert summed(one, number, 0, 2) == np.full(N, 42.0, np.float32).tobytes()
     ring.broken = True
@@ -312,7 +314,9 @@ def test_who_lives_tells_what_a_sum_moves(kind: str, living: int, tmp_path: Path
 @pytest.mark.skipif(not available(), reason="no shared memory")
 def test_a_ring_and_what_lies_beside_it_are_both_counted(tmp_path: Path) -> None:
     rings = group("memory", 2, tmp_path)
-    ones = [CollectiveWithFallback(ring, under) for ring, under in zip(rings, group("shm", 2, tmp_path), strict=True)]
+    ones = group("shm", 2, tmp_path)
+    for one, ring in zip(ones, rings, strict=True):
+        one.use_ring(ring)
     seen = counting(ones)
     handles = [one.start("d", part(1, position)) for position, one in enumerate(ones)]
     for one, handle in zip(ones, handles, strict=True):

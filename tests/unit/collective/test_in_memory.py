@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gbactl.collective.base import all_reduce_sum, sum_in_rank_order
-from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.collective.buckets import OverlappedGradient, bucket_edges
 from gbactl.errors import ClusterError
 from tests.support.in_memory_collective import MemoryGroup
 
@@ -42,11 +42,11 @@ def test_any_order_of_arrival_gives_the_bits_of_rank_order(arrival: tuple[int, .
 
 def test_threads_sum_many_rounds_of_many_buckets() -> None:
     group = MemoryGroup(3, timeout=5)
-    buckets = Buckets.of_parameters("d", [25] * 4, 4)
+    edges = bucket_edges([25] * 4, 4)
 
     def work(rank: int) -> list[float]:
         seen, flat = [], np.empty(100, np.float32)
-        gradient = OverlappedGradient(group.member(rank), buckets, flat, [])
+        gradient = OverlappedGradient(group.member(rank), "d", edges, flat, [])
         for step in range(20):
             flat[:] = step + rank
             gradient.wait()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gbactl.kernels import load, native
-from gbactl.store.optimizers import OptimizerSpec, RowOptimizer
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard_rows import RowBlock
 
 
 def halved() -> float:
@@ -42,8 +43,8 @@ def test_the_setting_is_the_thread_s_own() -> None:
 @pytest.mark.parametrize("name", ["native", "twin"])
 def test_a_moment_that_fades_becomes_zero(name: str) -> None:
     table = np.zeros((1, 4), np.float32)
-    optimizer = RowOptimizer(OptimizerSpec("adam", 1e-3), table, load(name))
-    optimizer.moments["first"][:] = 1.2e-38
+    block = RowBlock(table, OptimizerSpec("adam", 1e-3), load(name))
+    block.moments["first"][:] = 1.2e-38
     with native.flushed():
-        optimizer.step_rows(np.zeros(1, np.int32), np.zeros((1, 4), np.float32))
-    assert not optimizer.moments["first"].any()
+        block.apply([(np.zeros(1, np.int32), np.zeros((1, 4), np.float32), 1.0)], 1.0, 1.0)
+    assert not block.moments["first"].any()

@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels
-from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec, RowOptimizer
+from gbactl.store.dense import DenseBlock, DenseSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard_rows import RowBlock
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 WIDTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40)
@@ -84,22 +86,17 @@ def test_row_steps(native: Kernels, twin: Kernels, rule: str, seed: int, width: 
     every, per_row = data.draw(st.booleans()), data.draw(st.booleans())
     start = floats(rng, 131, width)
     tables = [start.copy(), start.copy()]
-    made = [RowOptimizer(spec, t, k) for t, k in zip(tables, (native, twin), strict=True)]
+    made = [RowBlock(t, spec, k, every=every) for t, k in zip(tables, (native, twin), strict=True)]
     for _ in range(3):
         n = int(rng.integers(0, 131))
         index, grad = rng.permutation(131)[:n].astype(np.int32), floats(rng, n, width)
         contributors = rng.integers(1, 6, n).astype(np.float32) if per_row else None
-        slot = np.full(131, -1, np.int32)
-        slot[index] = np.arange(n)
         numbers = {
             "weight": float(rng.choice([1.0, 0.3])), "divisor": float(rng.choice([1.0, 3.0, 4.0])),
-            "lr_scale": float(rng.random() + 0.1), "decay": float(rng.choice([0.0, 0.013])),
+            "lr": 0.05 * float(rng.random() + 0.1), "decay": float(rng.choice([0.0, 0.013])),
         }  # fmt: skip
         for one in made:
-            if every:
-                one.step_all(slot, grad, contributors, **numbers)
-            else:
-                one.step_rows(index, grad, contributors, **numbers)
+            one._step(index, grad, contributors, **numbers)
     same(*tables)
     for name in made[0].moments:
         same(made[0].moments[name], made[1].moments[name])
@@ -115,12 +112,12 @@ def test_dense_steps(native: Kernels, twin: Kernels, rule: str, seed: int, size:
     spec = OptimizerSpec(rule, 0.05, weight_decay=float(rng.choice([0.0, 0.02])))
     start = floats(rng, size)
     values = [start.copy(), start.copy()]
-    made = [DenseOptimizer(spec, v, k) for v, k in zip(values, (native, twin), strict=True)]
+    made = [DenseBlock(v, DenseSpec(size), spec, kernels=k) for v, k in zip(values, (native, twin), strict=True)]
     for _ in range(3):
         grads = [(floats(rng, size), float(rng.choice([1.0, 0.4]))) for _ in range(parts)]
         divisor, scale = float(rng.choice([1.0, 3.0, 8.0, 1e-39])), float(rng.random() + 0.1)
         for one in made:
-            one.apply(grads, divisor, scale)
+            one.apply_parts(grads, divisor, divisor, scale)
     same(*values)
     for name in made[0].moments:
         same(made[0].moments[name], made[1].moments[name])
@@ -156,5 +153,6 @@ def test_twin_works_by_chunks_without_changing_bits(
     rng = np.random.default_rng(0)
     values = [np.ones(777, np.float32), np.ones(777, np.float32)]
     for value, kernels in zip(values, (native, twin), strict=True):
-        DenseOptimizer(OptimizerSpec("adam"), value, kernels).apply([(floats(rng, 777) * 0 + 2, 1.0)], 3.0)
+        block = DenseBlock(value, DenseSpec(777), OptimizerSpec("adam"), kernels=kernels)
+        block.apply(floats(rng, 777) * 0 + 2, 3.0, 3.0)
     same(*values)

@@ -62,7 +62,7 @@ def test_an_index_outside_is_refused(kernels: Kernels, bad: int) -> None:
         kernels.check_index(ints(bad), 4)
     step = kernels.bind_rows(OptimizerRule("sgd"), table, [], None)
     with pytest.raises(ValueError, match="outside"):
-        step.step_rows(ints(0, bad), np.ones((2, 17), np.float32), None, 1.0, 1.0, 1.0, 0.0)
+        step(ints(0, bad), np.ones((2, 17), np.float32), None, 1.0, 1.0, 1.0, 0.0)
     assert (table == 1).all()
     assert (around[[0, 4]] == 0).all()
 
@@ -137,7 +137,7 @@ def test_other_layouts_are_refused(kernels: Kernels, bad: Any) -> None:
     table = np.ones((9, 4), np.float32)
     step = kernels.bind_rows(OptimizerRule("sgd"), table, [], None)
     with pytest.raises(ValueError, match=r"must be|expected"):
-        step.step_rows(ints(0, 1), bad, None, 1.0, 1.0, 1.0, 0.0)
+        step(ints(0, 1), bad, None, 1.0, 1.0, 1.0, 0.0)
     with pytest.raises(ValueError, match=r"must be|expected"):
         kernels.gather(table, ints(0, 1), bad)
     assert (table == 1).all()

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from gbactl.checkpoint import row_priority
+from gbactl.checkpoint.failure_cost_counters import UpdateCounter
 from gbactl.checkpoint.tensor_file import from_bf16
 from gbactl.errors import WireError
 from gbactl.server.checkpoint_writer import PIECES_AHEAD, RowChooser, ShardSaver, Snapshot
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.shard import Shard
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.messages import Save, Saved
 from tests.support.checkpoint_files import fill, spec
 
@@ -242,3 +244,28 @@ def test_only_rows_still_to_come_are_kept() -> None:
     snapshot.next_piece(1)
     snapshot.copy_before_change(np.array([0, 1, 2, 5], np.int32))
     assert snapshot.copied_bytes == snapshot.row_bytes == 16
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("touch"), st.sets(st.integers(0, 9))),
+            st.tuples(st.just("save"), st.sets(st.integers(0, 9))),
+            st.tuples(st.just("all"), st.just(set())),
+        )
+    )
+)
+def test_every_row_is_undone_back_to_its_own_save(events: list[tuple[str, set[int]]]) -> None:
+    shard = Shard(ShardSpec(0, 1, 10, 2))
+    rows = RowChooser(shard, row_priority.make("mfu", shard.table, [(0, 10)], 0.5, 0), [(0, 10)], 0.5)
+    counter, since = UpdateCounter(1), dict.fromkeys(range(10), 0)
+    for kind, chosen in events:
+        index = np.array(sorted(chosen), np.int32)
+        if kind == "touch":
+            rows.count_updates([(index, np.ones((len(index), 2), np.float32), 1.0)])
+            counter.count_applied(0, len(index))
+            since.update({row: since[row] + 1 for row in chosen})
+        else:
+            counter.count_saved(0, rows.mark_saved(None if kind == "all" else index))
+            since.update(dict.fromkeys(range(10) if kind == "all" else chosen, 0))
+    assert counter.count_lost(0) == sum(since.values())

@@ -37,6 +37,7 @@ from gbactl.wire.messages import (
     Sum,
     Summand,
     TakeBatch,
+    Takeover,
     unpack,
 )
 from tests.support.checkpoint_files import unused_saver
@@ -359,3 +360,37 @@ def test_nothing_of_a_fenced_worker_counts_and_its_batch_may_come_from_another()
     at.workers[0] = successor
     at.push(1, [4], worker=0)
     assert at.told(at.c_hub) == [staged(1, 1)]
+
+
+def reported(at: Setting, term: int) -> list[Staged]:
+    """What a new coordinator is told about slices."""
+    at.told(at.c_hub)
+    at.coordinator.send(Takeover(term))
+    return [message for message in at.told(at.c_hub) if isinstance(message, Staged)]
+
+
+def test_a_new_coordinator_is_told_of_slices_that_wait_in_the_order_of_their_arrival(at: Setting) -> None:
+    for batch in (5, 2, 9):
+        at.push(batch, [1])
+    at.order(0, 2)
+    assert reported(at, 1) == [staged(1, 5), staged(1, 9)]
+    at.coordinator.send(Fence(0, 1, [9]))
+    at.push(9, [1], worker=1)
+    assert reported(at, 2) == [staged(1, 5), staged(1, 9, worker=1)], "another worker's, since its own died"
+    at.coordinator.send(phase(2))
+    assert reported(at, 3) == []
+
+
+def test_what_was_applied_or_dropped_is_kept_no_longer(at: Setting) -> None:
+    for batch in range(4):
+        at.push(batch, [1])
+    at.order(0, 0, 1)
+    at.coordinator.send(DropSlice(1, 2))
+    at.served()
+    assert list(at.server._reports) == [3]
+
+
+def test_an_empty_slice_in_the_place_of_a_lost_one_is_not_told_of(at: Setting) -> None:
+    at.coordinator.send(AdoptVersion(0, [4], False))
+    at.push(5, [1])
+    assert at.shard.staged == () and reported(at, 1) == [staged(1, 5)] and at.shard.staged == (4, 5)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from gbactl.config import ScheduleConfig
 from gbactl.errors import ConfigError
 from gbactl.kernels.base import Kernels
-from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec, RowOptimizer, bias_table, factor
+from gbactl.store.dense import DenseBlock, DenseSpec
+from gbactl.store.optimizers import OptimizerSpec, bias_table, factor
+from gbactl.store.shard_rows import RowBlock
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "optimizer_steps.json"
 F = np.float32
@@ -37,10 +39,10 @@ def test_dense_steps_are_torchs(kernels: Kernels, name: str, decay: float) -> No
     spec = OptimizerSpec(name, 0.05, (0.9, 0.99), 1e-6, decay, 0.1)
     value = rng.standard_normal(701).astype(F)
     other = torch.from_numpy(value.copy())
-    ours, theirs = DenseOptimizer(spec, value, kernels), torch_optimizer(spec, other)
+    ours, theirs = DenseBlock(value, DenseSpec(len(value)), spec, kernels=kernels), torch_optimizer(spec, other)
     for _ in range(20):
         grad = rng.standard_normal(701).astype(F)
-        ours.apply([(grad, 1.0)], 1.0)
+        ours.apply(grad, 1.0, 1.0)
         other.grad = torch.from_numpy(grad)
         theirs.step()
     np.testing.assert_allclose(value, other.numpy(), rtol=2e-5, atol=2e-6)
@@ -53,12 +55,12 @@ def test_a_row_steps_only_when_it_is_listed(kernels: Kernels, name: str) -> None
     spec = OptimizerSpec(name, 0.05)
     table = rng.standard_normal((6, 17)).astype(F)
     rows = [torch.from_numpy(row.copy()) for row in table]
-    ours, theirs = RowOptimizer(spec, table, kernels), [torch_optimizer(spec, row) for row in rows]
+    ours, theirs = RowBlock(table, spec, kernels), [torch_optimizer(spec, row) for row in rows]
     untouched = table[5].copy()
     for _ in range(15):
         index = rng.permutation(5)[: rng.integers(0, 6)].astype(np.int32)
         grad = rng.standard_normal((len(index), 17)).astype(F)
-        ours.step_rows(index, grad)
+        ours.apply([(index, grad, 1.0)], 1.0, 1.0)
         for row, gradient in zip(index, grad, strict=True):
             rows[row].grad = torch.from_numpy(gradient)
             theirs[row].step()
@@ -68,8 +70,8 @@ def test_a_row_steps_only_when_it_is_listed(kernels: Kernels, name: str) -> None
 
 def test_rowwise_adagrad_keeps_one_number_a_row(kernels: Kernels) -> None:
     table = np.array([[1, 2], [3, 4]], F)
-    optimizer = RowOptimizer(OptimizerSpec("rowwise_adagrad", 0.5, eps=0.0), table, kernels)
-    optimizer.step_rows(np.array([1], np.int32), np.array([[1, 7]], F))
+    optimizer = RowBlock(table, OptimizerSpec("rowwise_adagrad", 0.5, eps=0.0), kernels)
+    optimizer.apply([(np.array([1], np.int32), np.array([[1, 7]], F), 1.0)], 1.0, 1.0)
     assert optimizer.moments["sum"].tolist() == [0, 25]
     assert table.tolist() == [[1, 2], [F(3 - 0.5 * F(1 / 5)), F(4 - 0.5 * F(7 / 5))]]
 
@@ -77,8 +79,8 @@ def test_rowwise_adagrad_keeps_one_number_a_row(kernels: Kernels) -> None:
 def test_rowwise_adagrad_is_adagrad_for_the_dense_block(kernels: Kernels) -> None:
     values = [np.ones(9, F), np.ones(9, F)]
     for value, name in zip(values, ["rowwise_adagrad", "adagrad"], strict=True):
-        DenseOptimizer(OptimizerSpec(name, initial_accumulator=0.2), value, kernels).apply(
-            [(np.arange(9, dtype=F), 1.0)], 1.0
+        DenseBlock(value, DenseSpec(len(value)), OptimizerSpec(name, initial_accumulator=0.2), kernels=kernels).apply(
+            np.arange(9, dtype=F), 1.0, 1.0
         )
     np.testing.assert_array_equal(*values)
 
@@ -95,9 +97,9 @@ def test_bias_corrections(first: float, second: float) -> None:
 def test_counts_beyond_the_table_use_its_end(kernels: Kernels) -> None:
     spec = OptimizerSpec("adam", 0.5, (0.0, 0.0), eps=0.0)
     table = np.zeros((1, 3), F)
-    optimizer = RowOptimizer(spec, table, kernels)
+    optimizer = RowBlock(table, spec, kernels)
     for _ in range(len(bias_table(0.0, 0.0)) + 3):
-        optimizer.step_rows(np.zeros(1, np.int32), np.ones((1, 3), F))
+        optimizer.apply([(np.zeros(1, np.int32), np.ones((1, 3), F), 1.0)], 1.0, 1.0)
     assert (table == -0.5 * optimizer.counts[0]).all()
 
 
@@ -150,11 +152,12 @@ def test_golden_steps(kernels: Kernels, name: str) -> None:
         GOLDEN.write_text(json.dumps(cases, indent=2) + "\n")
     spec = OptimizerSpec(name, case["lr"], tuple(case.get("betas", (0.9, 0.999))), 0.0, case["decay"])
     dense, rows = np.array([case["value"]], F), np.array([[case["value"]] * 2], F)
-    vector, table = DenseOptimizer(spec, dense, kernels), RowOptimizer(spec, rows, kernels)
+    vector = DenseBlock(dense, DenseSpec(1), spec, kernels=kernels)
+    table = RowBlock(rows, spec, kernels, decay=case["decay"])
     seen = []
     for gradient in case["gradients"]:
-        vector.apply([(np.array([gradient], F), 1.0)], 1.0)
-        table.step_rows(np.zeros(1, np.int32), np.full((1, 2), gradient, F), decay=case["decay"])
+        vector.apply(np.array([gradient], F), 1.0, 1.0)
+        table.apply([(np.zeros(1, np.int32), np.full((1, 2), gradient, F), 1.0)], 1.0, 1.0)
         assert rows[0].tolist() == [dense[0]] * 2
         seen.append(float(dense[0]))
     assert seen == plain == case["values"]
@@ -167,18 +170,18 @@ def test_a_reset_begins_anew_from_the_same_values(name: str) -> None:
 
     spec = OptimizerSpec(name, 0.1, initial_accumulator=0.5 if "adagrad" in name else 0.0)
     table, vector = np.ones((3, 2), np.float32), np.ones(4, np.float32)
-    rows, dense = RowOptimizer(spec, table, load()), DenseOptimizer(spec, vector, load())
+    rows, dense = RowBlock(table, spec, load()), DenseBlock(vector, DenseSpec(len(vector)), spec, kernels=load())
 
-    def step(rows: RowOptimizer, dense: DenseOptimizer) -> None:
-        rows.step_rows(np.array([0, 2], np.int32), np.full((2, 2), 0.3, np.float32))
-        dense.apply([(np.full(4, 0.3, np.float32), 1.0)], 1.0)
+    def step(rows: RowBlock, dense: DenseBlock) -> None:
+        rows.apply([(np.array([0, 2], np.int32), np.full((2, 2), 0.3, np.float32), 1.0)], 1.0, 1.0)
+        dense.apply(np.full(4, 0.3, np.float32), 1.0, 1.0)
 
     step(rows, dense)
-    rows.reset()
-    dense.reset()
+    rows.reset_optimizer()
+    dense.reset_optimizer()
     again, whole = table.copy(), vector.copy()
     assert again[0, 0] != 1.0
-    fresh = RowOptimizer(spec, again, load()), DenseOptimizer(spec, whole, load())
+    fresh = RowBlock(again, spec, load()), DenseBlock(whole, DenseSpec(len(whole)), spec, kernels=load())
     step(rows, dense)
     step(*fresh)
     assert np.array_equal(table, again) and np.array_equal(vector, whole)

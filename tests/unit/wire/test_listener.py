@@ -10,13 +10,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from gbactl.wire import auth, listener
 from gbactl.wire.auth import Peer
-from gbactl.wire.listener import UNIX, Admission, AuthenticatedConnection, UnauthenticatedConnection
+from gbactl.wire.listener import UNIX, Admission, UnauthenticatedConnection
 from gbactl.wire.messages import TakeBatch, unpack
 from gbactl.wire.node_connections import SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, while_polling
@@ -133,7 +133,7 @@ def test_time_is_up_for_who_writes_slowly() -> None:
 def test_who_has_the_key_and_had_to_give_way_comes_again(hub: SocketHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hear, times = UnauthenticatedConnection.continue_handshake, iter(range(99))
 
-    def twice_in_vain(stranger: UnauthenticatedConnection, key: bytes, me: Peer) -> AuthenticatedConnection | None:
+    def twice_in_vain(stranger: UnauthenticatedConnection, key: bytes, me: Peer) -> Any:
         if next(times) < 2:
             raise ConnectionResetError(GAVE_WAY)
         return hear(stranger, key, me)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
 
 import pytest
 
-from gbactl.store.shard import Shard
 from gbactl.wire import reconnecting
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import (
     Barrier,
-    BeginPhase,
-    Granted,
     Hello,
     Ready,
     ShardAddresses,
-    Staged,
     Stop,
     Takeover,
-    WorkerState,
     decode,
 )
-from gbactl.wire.reconnecting import GrantedBatches, ReconnectingHub, StagedGradients
+from gbactl.wire.reconnecting import ReconnectingHub
 from tests.support.in_memory import MemoryHub
 
 HELLO = Hello("worker", 1, "")
@@ -131,83 +125,3 @@ def test_one_that_has_woken_up_is_left_again() -> None:
     assert line.tell() == [] and line.heard() == [HELLO]
     assert line.tell(Takeover(1)) == [], "not handed on"
     assert line.heard()[-1] == HELLO, "it dials again"
-
-
-def phase(number: int, training: bool = True) -> BeginPhase:
-    return BeginPhase(number, training, "gba", 0, 0, 100, 10, 0, True, True)
-
-
-def grant(number: int, batch: int) -> Granted:
-    return Granted(number, batch, 0, 10 * batch, 10, 0, 0.0, 0.0)
-
-
-def test_what_was_granted_and_what_of_it_is_held() -> None:
-    found = GrantedBatches()
-    assert found.worker_state(3, 1, None) == WorkerState(3, 1, 0, [], [])
-    for batch in range(3):
-        found.on_granted(grant(7, batch), phase(7))
-    found.on_returned(grant(7, 1))
-    found.on_granted(grant(8, 1), phase(8, training=False))
-    told = found.worker_state(3, 2, phase(8))
-    assert told == WorkerState(3, 2, 8, [(7, 0), (7, 1), (7, 2), (8, 1)], [(7, 0, True), (7, 2, True), (8, 1, False)])
-    found.on_returned(grant(7, 1))
-
-
-def test_old_grants_are_forgotten_and_held_ones_never() -> None:
-    found = GrantedBatches()
-    for batch in range(2 * reconnecting.LAST):
-        found.on_granted(grant(1, batch), phase(1))
-        if batch:
-            found.on_returned(grant(1, batch))
-    told = found.worker_state(0, 1, phase(1))
-    last = reconnecting.LAST
-    assert told.held == [(1, 0, True)] and len(told.granted) == last and told.granted[0] == (1, last)
-
-
-class Held:
-    """A shard of which only what waits there is looked at."""
-
-    def __init__(self) -> None:
-        self.staged: tuple[int, ...] = ()
-
-
-def staged(batch: int, worker: int = 0) -> Staged:
-    return Staged(1, worker, 4, batch, 0.5, 0.1, 1.0, 2, 2)
-
-
-def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
-    parts, shard = StagedGradients(), cast(Any, Held())
-    for batch in (5, 2, 9):
-        parts.on_sent(staged(batch), cast(Shard, shard))
-    shard.staged = (5, 9)
-    assert parts.still_staged(shard) == [staged(5), staged(9)]
-    parts.on_sent(staged(9, worker=1), shard)
-    assert parts.still_staged(shard)[1].worker == 1, "another worker's, since its own died"
-    parts.clear()
-    assert parts.still_staged(shard) == []
-
-
-def test_parts_that_were_applied_are_forgotten() -> None:
-    parts, shard = StagedGradients(), cast(Any, Held())
-    for batch in range(4 * reconnecting.MOST):
-        shard.staged = (batch - 1, batch)
-        parts.on_sent(staged(batch), shard)
-    assert len(parts._sent) <= reconnecting.MOST + 5
-    assert [each.batch for each in parts.still_staged(shard)] == list(shard.staged)
-
-
-def test_many_parts_that_wait_for_one_step_are_seldom_looked_through() -> None:
-    looks = 0
-
-    class Growing:
-        @property
-        def staged(self) -> tuple[int, ...]:
-            nonlocal looks
-            looks += 1
-            return tuple(range(batch + 1))
-
-    parts, shard = StagedGradients(), cast(Any, Growing())
-    for batch in range(40 * reconnecting.MOST):
-        parts.on_sent(staged(batch), shard)
-    assert looks <= 6, "each time when the record has more than doubled"
-    assert len(parts.still_staged(shard)) == 40 * reconnecting.MOST

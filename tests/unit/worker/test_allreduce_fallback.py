@@ -31,7 +31,7 @@ def vector(value: float) -> Any:
 def by_ring(rank: ServerSums, value: float, total: float | None) -> Any:
     """Take part in a round of the ring, which has summed up to `total` here, or breaks before."""
     buffer = vector(value)
-    handle = rank.start("d", buffer)
+    handle = rank.give("d", buffer)
     if total is not None:
         buffer[:] = total
         assert rank.confirm_sum(handle)
@@ -58,13 +58,13 @@ def test_a_sum_that_reached_one_reaches_all(serving: Serving) -> None:
     by_ring(ranks[0], 1.0, 7.0)
     missed = by_ring(ranks[1], 2.0, None)
     for rank in ranks:
-        rank.fall_back()
+        rank.use_ring(None)
         rank.leave_out(2)
-    ranks[1].wait(missed)
+    ranks[1].sum_given(missed)
     assert missed.buffer.tolist() == [7.0] * N
     handles = [by_ring(rank, 4.0 + rank.rank, None) for rank in ranks]
     for rank, handle in zip(ranks, handles, strict=True):
-        rank.wait(handle)
+        rank.sum_given(handle)
         assert handle.buffer.tolist() == [9.0] * N
 
 
@@ -75,12 +75,12 @@ def test_what_comes_of_the_ring_after_it_was_given_up_does_not_count(serving: Se
         rank.sum_live_ranks()
     handles = [by_ring(rank, 1.0 + rank.rank, None) for rank in ranks]
     for rank in ranks:
-        rank.fall_back()
+        rank.use_ring(None)
         rank.leave_out(2)
     handles[0].buffer[:] = 42.0
     assert not ranks[0].confirm_sum(handles[0])
     for rank, handle in zip(ranks, handles, strict=True):
-        rank.wait(handle)
+        rank.sum_given(handle)
         assert handle.buffer.tolist() == [3.0] * N
 
 
@@ -89,20 +89,20 @@ def test_another_server_is_told_all_that_the_one_before_knew(serving: Serving) -
     ranks = [serving.member(rank) for rank in range(3)]
     for rank in ranks:
         rank.sum_live_ranks()
-        rank.fall_back()
+        rank.use_ring(None)
     handles = [by_ring(rank, 1.0, None) for rank in ranks[:2]]
     serving.lose_server()
     serving.replace_server()
     handles.append(by_ring(ranks[2], 1.0, None))
     for rank, handle in zip(ranks, handles, strict=True):
-        rank.wait(handle)
+        rank.sum_given(handle)
         assert handle.buffer.tolist() == [3.0] * N
     ahead = by_ring(ranks[0], 5.0, None)
     serving.lose_server()
     handles = [by_ring(rank, 5.0, None) for rank in ranks[1:]]
     serving.replace_server()
     for rank, handle in zip(ranks, [ahead, *handles], strict=True):
-        rank.wait(handle)
+        rank.sum_given(handle)
         assert handle.buffer.tolist() == [15.0] * N
 
 
@@ -113,16 +113,16 @@ def test_many_rounds_with_a_slow_rank_and_several_names(serving: Serving) -> Non
 
     def work(rank: ServerSums) -> None:
         rank.sum_live_ranks()
-        rank.fall_back()
+        rank.use_ring(None)
         rng = np.random.default_rng(rank.rank)
         for number in range(50):
             handles = []
             for name, length in (("a", 3), ("b", 2000)):
-                handles.append(rank.start(name, np.full(length, number + rank.rank, np.float32)))
+                handles.append(rank.give(name, np.full(length, number + rank.rank, np.float32)))
                 if rng.random() < 0.1:
                     threading.Event().wait(0.01)
             for handle in handles:
-                rank.wait(handle)
+                rank.sum_given(handle)
                 assert handle.buffer.min() == handle.buffer.max()
             found.setdefault(rank.rank, []).append(float(handles[1].buffer[0]))
 
@@ -138,8 +138,8 @@ def test_many_rounds_with_a_slow_rank_and_several_names(serving: Serving) -> Non
 def test_a_wait_ends_with_the_run(serving: Serving) -> None:
     rank = serving.member(0)
     rank.sum_live_ranks()
-    rank.fall_back()
+    rank.use_ring(None)
     handle = by_ring(rank, 1.0, None)
     serving.told[0].send(Stop())
     with pytest.raises(PeerGoneError):
-        rank.wait(handle)
+        rank.sum_given(handle)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gbactl.collective.base import as_array
-from gbactl.collective.ring_with_fallback import CollectiveWithFallback
+from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -110,11 +110,12 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     def make(size: int = 3, broken: bool = False, has: int = -1, hangs: int = -1, deaf: int = -1) -> list[Ring]:
         group, made = MemoryGroup(size, timeout=20), []
 
-        def connect(late: bool, elsewhere: Any, item: int) -> CollectiveWithFallback:
+        def connect(late: bool, elsewhere: Any, item: int) -> FaultTolerantCollective:
             [exchange] = elsewhere.args
             ring = None if late or broken else Ring(group, exchange.index, has, exchange.index == hangs)
             made.extend([] if ring is None else [ring])
-            made_of = CollectiveWithFallback(ring, elsewhere(exchange.index, size))
+            made_of: FaultTolerantCollective = elsewhere(exchange.index, size)
+            made_of.use_ring(ring)
             if exchange.index == deaf and not late:
                 monkeypatch.setattr(made_of, "fall_back", lambda: None)
             return made_of

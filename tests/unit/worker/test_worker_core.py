@@ -36,6 +36,7 @@ from gbactl.wire.messages import (
     WorkerState,
 )
 from gbactl.worker.worker_core import (
+    REMEMBERED,
     BatchComplete,
     BatchInProgress,
     CheckForWork,
@@ -375,6 +376,37 @@ def test_another_coordinator_is_told_what_is_here_and_its_questions_alone_count(
         TellCoordinator(WorkerState(5, 2, 4, [(4, 0), (4, 1), (4, 2)], [(4, 1, True), (4, 2, True)]))
     ]
     assert [each for each, _ in at.core.questions] == [opening]
+
+
+def told(at: Setting) -> WorkerState:
+    [command] = at.core.handle(Takeover(2))
+    assert isinstance(command, TellCoordinator)
+    return command.message
+
+
+def test_what_was_granted_and_what_of_it_is_held() -> None:
+    assert told(Setting(WorkerCore(3, 1))) == WorkerState(3, 2, 0, [], [])
+    at = setting(1, phase(7))
+    for batch in range(3):
+        at.grant(grant(batch, 7))
+    pushed = at.core.queue[1]
+    at.core.pushed(pushed)
+    at.core.handle(phase(8, training=False))
+    at.grant(grant(1, 8))
+    held = [(7, 0, True), (7, 2, True), (8, 1, False)]
+    assert told(at) == WorkerState(5, 2, 8, [(7, 0), (7, 1), (7, 2), (8, 1)], held)
+    at.core.pushed(pushed)
+
+
+def test_old_grants_are_forgotten_and_held_ones_never() -> None:
+    at = setting(1)
+    for batch in range(2 * REMEMBERED):
+        at.grant(grant(batch))
+        if batch:
+            at.core.pushed(at.core.queue[-1])
+    found = told(at)
+    assert found.held == [(1, 0, True)]
+    assert len(found.granted) == REMEMBERED and found.granted[0] == (1, REMEMBERED)
 
 
 def test_small_talk() -> None:

@@ -1,0 +1,182 @@
+"""Sums that continue when a rank fails, also where a ring (Horovod, Gloo) has summed until then.
+
+They have two variants. Dealt summands: summands are assigned to the live ranks. As `sync` sums in batch order, a
+summand is a batch's place in its step, whoever computes it. Own summands: every rank has its own, as in an average of
+replicas; those of failed ranks are missing.
+
+With a ring, every rank also gives its summand to this collective before the ring takes it: one copy of the vector a
+step. Once a rank has failed, the ring is not used again in this run. On one host the sums then are those in shared
+memory (shared_memory.py). There the ring's last sum may have reached some ranks only, while the others sum in another
+order. Workers that hold the same dense parameters are therefore made equal again (see coordinator/failure_recovery.py);
+replicas differ anyway. A summand that the failed rank had already given counts in either case. On several hosts the
+first server sums (worker/allreduce_fallback.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gbactl.collective.base import InterruptibleRing, OnBytesSent, Rendezvous, ignore_bytes
+from gbactl.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+
+class InterruptedSum(Exception):
+    """Raised when a wait for a sum is interrupted; the summands of all ranks are kept."""
+
+
+@dataclass(frozen=True)
+class _Handle:
+    ring: InterruptibleRing | None
+    in_ring: Any
+    own: Any
+
+
+class FaultTolerantCollective(ABC):
+    """Collective that continues when a rank fails; a wait raises InterruptedSum once `wanted`, polled, is True.
+
+    `ring`: sums in its place while no rank has failed, if there is one."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.wanted: Callable[[], bool] = lambda: False
+        self.on_bytes_sent: OnBytesSent = ignore_bytes  # see Collective; also called for the bytes of the ring
+        self.ring: InterruptibleRing | None = None
+        self._has_memory = True
+
+    def use_ring(self, ring: InterruptibleRing | None) -> None:
+        """Let a ring sum until a rank fails; None: for a rank that joins after the ring was broken."""
+        self.ring = ring
+        if ring is None:
+            self.on_ring_broken()
+        else:
+            ring.on_bytes_sent = lambda nbytes, shared: self.on_bytes_sent(nbytes, shared)
+
+    @abstractmethod
+    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
+        """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
+
+        The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
+        from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
+        sums them in order."""
+
+    @abstractmethod
+    def sum_live_ranks(self) -> None:
+        """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
+
+        A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
+        been given."""
+
+    def leave_out(self, rank: int) -> None:
+        """Exclude a failed rank: wait neither for its summands, nor until it has read the other ranks' summands."""
+        self._leave_ring(f"rank {rank} is gone")
+        self.on_rank_failed(rank)
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Wake a blocked wait to poll `wanted` now. Callable from another thread."""
+
+    @abstractmethod
+    def renew(self, generation: int) -> None:
+        """Start generation number `generation` with all present ranks, including new ones, and clear all summands.
+
+        Nothing may be in flight."""
+
+    def fall_back(self) -> None:
+        """Leave the ring because another rank has found it broken. Callable from any thread."""
+        self._leave_ring("another rank's ring is broken")
+
+    def start(self, name: str, buffer: Any) -> _Handle:
+        own, ring, in_ring = self._give(name, buffer), self.ring, None
+        if ring is not None:
+            try:
+                in_ring = ring.start(name, buffer)
+            except ClusterError as error:
+                ring = None
+                self._leave_ring(str(error))
+        return _Handle(ring, in_ring, own)
+
+    def _give(self, name: str, buffer: Any) -> Any:
+        """Give this rank's summand, also in case the ring breaks. Returns its handle; None if out of memory.
+
+        A failed rank then ends the run."""
+        if not self._has_memory:
+            return None
+        try:
+            return self.give(name, buffer)
+        except ClusterError as error:
+            if self.ring is None:
+                raise
+            log.warning("%s If a worker dies the run will end.", error)
+            self._has_memory = False
+            return None
+
+    def wait(self, handle: _Handle) -> None:
+        """Wait for a sum from the ring or, without one or once it is broken, for that of the given summands."""
+        if handle.ring is not None:
+            try:
+                handle.ring.wait(handle.in_ring)
+                if handle.own is None or self.confirm_sum(handle.own):
+                    return
+            except ClusterError as error:
+                if handle.own is None:
+                    raise
+                self._leave_ring(str(error))
+        if handle.own is None:
+            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
+        self.sum_given(handle.own)
+
+    def _leave_ring(self, why: str) -> None:
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            log.warning("%s: from now on this run sums without its ring", why)
+            ring.abandon()
+            self.on_ring_broken()
+
+    def close(self) -> None:
+        """Release all resources; a broken ring is left open, as closing it could wait for failed ranks. Idempotent."""
+        if self.ring is not None:
+            self.ring.close()
+
+    @abstractmethod
+    def give(self, name: str, buffer: Any) -> Any:
+        """Record this rank's summand before a ring overwrites it; without a ring, begin to sum. Returns a handle."""
+
+    @abstractmethod
+    def sum_given(self, handle: Any) -> None:
+        """Block until the buffer holds the sum of the given summands."""
+
+    @abstractmethod
+    def confirm_sum(self, handle: Any) -> bool:
+        """Record that the ring has completed this sum; return False if the sum of the given summands must replace it.
+
+        That is so if other ranks were informed before that this rank lacks the ring's sum: all then use another one."""
+
+    @abstractmethod
+    def on_rank_failed(self, rank: int) -> None:
+        """Exclude a failed rank from the sums of given summands."""
+
+    def on_ring_broken(self) -> None:  # noqa: B027
+        """Sum the given summands from now on, as the ring is broken or this rank never joined it. From any thread."""
+
+
+class RendezvousWithFallback(Rendezvous):
+    """Rendezvous of a ring together with that of its fallback."""
+
+    def __init__(self, ring: Rendezvous, fallback: Rendezvous) -> None:
+        self.ring, self.fallback = ring, fallback
+
+    def rejected_requests(self) -> int:
+        return self.ring.rejected_requests()
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {**self.fallback.environment(rank), **self.ring.environment(rank)}
+
+    def close(self) -> None:
+        self.ring.close()
+        self.fallback.close()

@@ -95,12 +95,13 @@ def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str
 
 
 class ReplicaMean:
-    """Mean of the replicas of trainers, for a checkpoint.
+    """Mean of the dense parameters that workers send for a checkpoint: all trainers, or one of equal workers.
 
-    `asked`: the trainers that send one. `centred`: the EASGD centre on the servers has the values."""
+    `asked`: the workers that send them. `centred`: the EASGD centre on the servers has the values. `required`: there is
+    no checkpoint without one of them."""
 
-    def __init__(self, asked: Iterable[int], centred: bool) -> None:
-        self.due, self.centred = set(asked), centred
+    def __init__(self, asked: Iterable[int], centred: bool, required: bool = False) -> None:
+        self.due, self.centred, self.required = set(asked), centred, required
         self._sum: NDArray[np.float64] | None = None
         self._count = self._step = self._params = 0
 

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from gbactl import __version__
 from gbactl.checkpoint.costs_and_interval import CostEstimate, estimate_of, job_named, save_schedule_of
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, Manifest, identity, read_manifest
-from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
+from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import RunConfig, to_dict
@@ -55,8 +53,7 @@ class OpenCheckpoint:
     manifest: Manifest
     samples: int
     began: float
-    with_dense: bool
-    replicas: ReplicaMean | None = None
+    dense: ReplicaMean | None  # dense parameters that workers send for it
     ends_run: bool = False  # the run ends once it is complete
     updates: list[int] = field(default_factory=list)
     parts: dict[int, Saved] = field(default_factory=dict)
@@ -91,14 +88,12 @@ class Checkpointing:
         self.schedule = save_schedule_of(cfg.checkpoint, cfg.cluster.servers)
         self._spare_bytes = 0  # bytes that must stay free on the disk
         self.resumed: JobPosition | None = None
-        self.restored_position: JobPosition | None = None  # position from which the job was continued last
         self._number = 1
         self._base: list[str] | None = []  # base of the next partial checkpoint; None: it must save all rows
         self._due = float("inf")
-        self._planned: tuple[int, int] | None = None
-        self._received_dense: dict[int, tuple[int, int, Floats]] = {}
+        # step and number of the next checkpoint, and the dense parameters that a worker is asked for before
+        self._planned: tuple[int, int, ReplicaMean] | None = None
         self._open: OpenCheckpoint | None = None
-        self._dense_sender = -1  # the worker that was asked for the dense parameters
         self._server_restored = False  # a server was restored since the checkpoint in progress began
         self._stop: tuple[float, float] | None = None  # a stop is requested: deadline; seconds allowed
 
@@ -123,8 +118,8 @@ class Checkpointing:
         self.folder.identity = identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
             self._resume(Path(run.cfg.resume))
-        self.restored_position = self.resumed
         self.initial_position = self.resumed or run.position(run.step)
+        self.restored_position = self.initial_position  # position from which the job was continued last
         if run.taking_over:
             self._base = None
         else:
@@ -153,13 +148,13 @@ class Checkpointing:
     def remaining_ranges(self, number: int, samples: int) -> Ranges:
         """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
         position = self.restored_position
-        unread = position.unread if position is not None and position.round == number else None
+        unread = position.unread if position.round == number else None
         return ((0, samples),) if unread is None else tuple(unread)
 
     @property
     def trained(self) -> bool:
         """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
-        return self.restored_position is not None and self.restored_position.stopped_early
+        return self.restored_position.stopped_early
 
     def save_last(self) -> Flow[None]:
         """Save the final model after training; give up a checkpoint in progress unless its files are all written."""
@@ -255,11 +250,10 @@ class Checkpointing:
         if not self._is_due(token + 1) or self.run.home != "workers":
             return
         if worker == min(self.run.members.channels_of("worker")):
-            self._planned = (token + 1, self._plan())
+            self._planned = (token + 1, self._plan(), ReplicaMean([worker], centred=False, required=True))
             self._ask_dense(worker, token + 1)
 
     def _ask_dense(self, worker: int, step: int) -> None:
-        self._dense_sender = worker
         self.run.members.channels_of("worker")[worker].send(SaveDense(self._number - 1, step))
 
     def _plan(self) -> int:
@@ -268,41 +262,46 @@ class Checkpointing:
 
     def _on_order(self, step: int) -> None:
         """Begin a checkpoint, if one is due, when all steps below `step` are ordered."""
+        dense: ReplicaMean | None
         if self._planned is not None and self._planned[0] == step and self.run.can_save:
-            number, self._planned = self._planned[1], None
+            _, number, dense = self._planned
+            self._planned = None
         elif self._is_due(step) and self.run.home != "workers":
-            number = self._plan()
+            number, dense = self._plan(), self.gathering()
         else:
             return
         kind = "whole" if self._base is None or self._stop else self.schedule.kind(self.state.tick)
-        self._begin(step, number, kind, self.run.training)
+        self._begin(step, number, kind, self.run.training, dense)
 
     # -- saving ------------------------------------------------------------------------------------
 
     def _begin_between_steps(self, ended: bool = False) -> None:
         """Begin to save the whole state while no batch is in flight."""
-        self._begin(self.run.step, self._plan(), "whole", None, ended)
-        if self.run.home == "workers":
-            self._ask_dense(min(self.run.members.channels_of("worker")), 0)
+        if self.run.home != "workers":
+            self._begin(self.run.step, self._plan(), "whole", None, self.gathering(), ended)
+            return
+        worker = min(self.run.members.channels_of("worker"))
+        dense = ReplicaMean([worker], centred=False, required=True)
+        self._begin(self.run.step, self._plan(), "whole", None, dense, ended)
+        self._ask_dense(worker, 0)
 
-    def _begin(self, step: int, number: int, kind: str, training: LivePhase | None, ended: bool = False) -> None:
+    def _begin(
+        self, step: int, number: int, kind: str, training: LivePhase | None, dense: ReplicaMean | None,
+        ended: bool = False,
+    ) -> None:  # fmt: skip
         run = self.run
         base = [] if kind == "whole" else list(self._base or [])
         position = run.position(step, training, ended)
         if run.evaluation is not None:
             position.unread = list(run.untrained)
-        gathering = self.gathering()
-        home = "servers" if run.home == "replicas" else run.home  # at a phase's end servers hold the mean or centre
-        if gathering is not None and not gathering.centred:
-            home = "workers"
+        # at the end of a phase with replicas, the servers hold their mean or centre
+        home = "servers" if dense is None or dense.centred else "workers"
         manifest = Manifest(
             number, step, kind, run.cfg.cluster.servers, run.dataset.schema.rows, row_width(run.cfg.model), home, [],
             encoded(position), to_dict(run.cfg), self._schema(), self.folder.identity, base, __version__,
         )  # fmt: skip
         unsaved, ends_run = list(self.unsaved.updates.pending), self._stop is not None
-        self._open = OpenCheckpoint(
-            manifest, position.ledger.read, run.hub.now(), run.home == "workers", gathering, ends_run, unsaved
-        )
+        self._open = OpenCheckpoint(manifest, position.ledger.read, run.hub.now(), dense, ends_run, unsaved)
         self._server_restored, self._due = False, run.hub.now() + self.schedule.seconds_between
         try:
             self.folder.begin(number)
@@ -311,8 +310,9 @@ class Checkpointing:
             return
         pace = 0.0 if ended or ends_run else 1e6 * run.cfg.checkpoint.mb_per_second
         run.members.send_to_all("server", Save(number, step, manifest.name, kind, home == "servers", pace))
-        for worker in sorted(() if gathering is None else gathering.due):
-            run.members.channels_of("worker")[worker].send(SaveReplica(number))
+        if dense is not None and not dense.required:
+            for worker in sorted(dense.due):
+                run.members.channels_of("worker")[worker].send(SaveReplica(number))
 
     def _schema(self) -> dict[str, Any]:
         dataset = self.run.dataset
@@ -325,25 +325,26 @@ class Checkpointing:
             checkpoint.parts[message.shard] = message
             self._complete()
 
-    def on_dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
+    @property
+    def _gathered(self) -> ReplicaMean | None:
+        """Dense parameters that workers were asked for, for the checkpoint in progress or planned."""
+        if self._open is not None:
+            return self._open.dense
+        return None if self._planned is None else self._planned[2]
+
+    def on_dense(self, message: DenseSaved, values: Floats, worker: int) -> None:
         """Store the dense parameters and optimizer state that a worker sends for saving, or its reply that it has none.
 
         Raises WireError where their sizes do not match."""
-        checkpoint = self._open
+        dense = self._gathered
         if message.params >= 0 and not fits(message.params, len(values), self.run.cfg.optim.name):
             raise WireError(f"W{worker} tells {len(values)} values for {message.params} dense parameters.")
-        if checkpoint is not None and checkpoint.replicas is not None:
-            if message.number == checkpoint.manifest.number:
-                checkpoint.replicas.add(worker, message.step, message.params, values)
-                self._complete()
+        if dense is None or message.number != self._number - 1:
             return
-        if message.params < 0:
-            if message.number == self._number - 1:
-                self.abandon("the dense part was asked for too late")
+        if message.params < 0 and dense.required:
+            self.abandon("the dense part was asked for too late")
             return
-        if message.number != self._number - 1:
-            return
-        self._received_dense = {message.number: (message.step, message.params, values)}
+        dense.add(worker, message.step, message.params, values)
         self._complete()
 
     def _complete(self) -> None:
@@ -357,34 +358,22 @@ class Checkpointing:
         if checkpoint.error:
             self._give_up(checkpoint, checkpoint.error)
             return
-        if self._waits_for_dense(checkpoint):
-            return
-        dense = self._dense_tensors(checkpoint)
-        if checkpoint.replicas is not None and dense is None:
-            self.abandon("no trainer has a replica")
-            return
+        tensors = None
+        if checkpoint.dense is not None:
+            if checkpoint.dense.due:
+                return
+            tensors = checkpoint.dense.tensors(self.run.cfg.optim.name)
+            if tensors is None:
+                self.abandon("no trainer has a replica")
+                return
         for s, part in sorted(checkpoint.parts.items()):
             checkpoint.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
         inline = not cfg.engine.real or checkpoint.manifest.position["ended"]
         checkpoint.publication = Publication(
-            self.folder, checkpoint.manifest, dense, cfg.checkpoint.keep, inline, self._spare_bytes
+            self.folder, checkpoint.manifest, tensors, cfg.checkpoint.keep, inline, self._spare_bytes
         )
         self.poll()
-
-    def _waits_for_dense(self, checkpoint: OpenCheckpoint) -> bool:
-        """Whether a checkpoint still waits for a worker to send dense parameters."""
-        if checkpoint.replicas is not None:
-            return bool(checkpoint.replicas.due)
-        return checkpoint.with_dense and checkpoint.manifest.number not in self._received_dense
-
-    def _dense_tensors(self, checkpoint: OpenCheckpoint) -> dict[str, NDArray[Any]] | None:
-        """Dense tensors that workers sent to be saved in a checkpoint; None if no worker sent any."""
-        optimizer = self.run.cfg.optim.name
-        if checkpoint.replicas is not None:
-            return checkpoint.replicas.tensors(optimizer)
-        received = self._received_dense.pop(checkpoint.manifest.number, None)
-        return None if received is None else unpacked(*received, optimizer)
 
     def poll(self) -> None:
         """Finish the checkpoint in progress if its manifest was written. Called between two messages."""
@@ -465,17 +454,14 @@ class Checkpointing:
 
     def on_worker_failure(self, worker: int) -> None:
         """Handle a worker failure: give up a checkpoint that needs its dense parameters, or leave out its replica."""
-        checkpoint = self._open
-        if checkpoint is not None and checkpoint.replicas is not None:
-            checkpoint.replicas.forget(worker)
-            self._complete()
+        dense = self._gathered
+        if dense is None or worker not in dense.due:
             return
-        asked = self._planned is not None or (
-            checkpoint is not None and checkpoint.with_dense and checkpoint.publication is None
-        )
-        if worker == self._dense_sender and asked and self._number - 1 not in self._received_dense:
+        if dense.required:
             self.abandon(f"W{worker} is gone")
-            self._planned = None
+        else:
+            dense.forget(worker)
+            self._complete()
 
     def _give_up(self, checkpoint: OpenCheckpoint, why: str) -> None:
         """Give up a checkpoint that was not completed. Raises DivergedError if a diverged model is to end the run."""

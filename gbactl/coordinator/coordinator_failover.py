@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from gbactl.checkpoint.remaining_samples import Ranges
@@ -77,7 +76,7 @@ class Failover:
         Raises ClusterError that names the missing servers, or those that were lost just before."""
         run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
-        self.core.servers.restore(self.server_failures)
+        self.core.servers.check_failover(self.server_failures)
         run.members.set_informed(self.live_workers)
 
         def all_connected() -> bool:
@@ -178,7 +177,7 @@ class Failover:
         if (policy.phase.samples, policy.step, training.number) != logged_phase:
             raise ClusterError(f"The event log has a phase {begin_phase.number} that this run cannot have had.")
         logged = LoggedPhase(training.phase)
-        commands = self._replay_records(logged)
+        commands = logged.feed_tail(self.journal.records)
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
             clock.first, clock.last = self.state.standstill.at, self.run.hub.now()
@@ -193,17 +192,6 @@ class Failover:
             for worker, worker_state in self._worker_states.items()
         }
         yield from self._resume(training, missing)
-
-    def _replay_records(self, logged: LoggedPhase) -> list[Command]:
-        """Replay the log's records on a phase. Returns the policy's commands that are in the log."""
-        commands: list[Command] = []
-        slices = logged.phase.slices
-        with nullcontext(list[Any]()) if slices is None else slices.delayed_calls() as calls:
-            for record in self.journal.records:
-                if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
-                    calls.clear()  # a note contains all row updates before it
-                commands += logged.feed(record)
-        return commands
 
     def _update_server(
         self, training: LivePhase, channel: Channel, state: ServerState, commands: Sequence[Command]
@@ -278,7 +266,8 @@ class Failover:
         run.fencing.tell_workers()
         for message in self._sums:
             core.on_summed(message)
-        self._report_takeover()
+        log.info("coordinator %d goes on at step %d", self.journal.term, run.step_now)
+        core.on_took_over(self.journal.failure, self.journal.detected_at, self.journal.last_sign)
 
     def _update_worker(self, training: LivePhase, state: WorkerState, missing: list[Grant]) -> None:
         """Send a worker the dense placement, the phase and the batches that it has not received."""
@@ -340,9 +329,3 @@ class Failover:
         policy, members = training.policy, self.run.members.channels_of("worker")
         for worker in sorted(set(self._worker_states) & set(members) & set(policy.phase.workers) - policy.live):
             training.on_worker_joined(worker)
-
-    def _report_takeover(self) -> None:
-        """Report in log, result and launcher that the new coordinator has taken over."""
-        journal = self.journal
-        log.info("coordinator %d goes on at step %d", journal.term, self.run.step_now)
-        self.core.on_took_over(journal.failure, journal.detected_at, journal.last_sign)

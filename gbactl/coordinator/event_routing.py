@@ -105,15 +105,15 @@ class CoordinatorCore:
         """Handle the failure of a worker that is already removed. Returns whether the run goes on without it."""
         self.run.failures.record_detection(str(peer), failure)
         self.workers.on_worker_failure()
-        if not self._can_do_without(peer):
+        if not self._can_go_on():
             return False
         self.give_up(peer)
         return True
 
-    def _can_do_without(self, peer: Peer) -> bool:
-        """Whether the run can continue without this node: a worker whose dense parameters other nodes also hold."""
+    def _can_go_on(self) -> bool:
+        """Whether the run can continue without the failed workers: other nodes must hold their dense parameters."""
         run = self.run
-        allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
+        allowed = run.cfg.cluster.lost_worker != "end"
         settled = run.members.settled and (self.workers.survivable or self.migration.moving)
         others = bool(run.members.channels_of("worker"))
         return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))
@@ -185,17 +185,18 @@ class CoordinatorCore:
 
         Raises WireError for any other sender."""
         run, shard = self.run, message.shard
-        if not run.members.is_successor(channel, shard):
+        if not run.members.is_successor(channel, "server", shard):
             run.members.authentic(channel, "server", shard)
-            self.requests.on_reloaded(shard)
+            self.requests.on_answer(shard)
             return
-        run.members.admit_server(shard)
+        run.members.admit("server", shard)
         if run.stopped:  # the run is over and its log closed: the server is dismissed with the others
             return
         self._update_server_successor(channel, message.step)
         if not self.servers.full:
             run.failures.add_loss(f"S{shard}", self.checkpoints.unsaved.count_older(shard, message.step))
         self.servers.on_replaced(shard)
+        run.state.ongoing.lives.servers[shard] = channel.peer.incarnation
         run.log_note()
         run.log.info(event_log.SERVER, {"shard": shard, "state": "back", "step": run.step_now, "loaded": message.step})
         self.tell_workers_of(channel)
@@ -224,7 +225,7 @@ class CoordinatorCore:
         `last_sign`: the last sign of life."""
         run = self.run
         run.record.statistics.rates(run.record.seconds)  # rates are counted from here
-        run.failures.record_takeover("C", failure, detected, last_sign)
+        run.failures.record_takeover(failure, detected, last_sign)
         run.log_note()
         run.send_event("joined", {"process": "C", "step": run.step_now})
 

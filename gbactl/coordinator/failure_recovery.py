@@ -62,7 +62,7 @@ class WorkerRecovery:
         self._uses_heartbeat = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
-        self._early_requests: dict[int, int] = {}  # batches that a successor asked for before it was admitted
+        self._early_requests = Counter[int]()  # batches that a successor asked for before it was admitted
         self._ready: set[int] = set()
 
     @property
@@ -141,28 +141,22 @@ class WorkerRecovery:
 
     def queue_early_request(self, channel: Channel, worker: int) -> bool:
         """Queue a batch request of a successor that is not admitted yet. Returns whether the request came from one."""
-        if self.run.members.joining.get(worker) is not channel:
-            return False
-        self._early_requests[worker] = self._early_requests.get(worker, 0) + 1
-        return True
+        early = self.run.members.is_successor(channel, "worker", worker)
+        if early:
+            self._early_requests[worker] += 1
+        return early
 
     def on_ready(self, channel: Channel, worker: int) -> bool:
         """Record that a successor is ready. Returns whether the ready worker is a successor."""
-        if self.run.members.joining.get(worker) is not channel:
-            return False
-        self._ready.add(worker)
-        return True
+        successor = self.run.members.is_successor(channel, "worker", worker)
+        if successor:
+            self._ready.add(worker)
+        return successor
 
-    def on_joiner_lost(self, channel: Channel) -> bool:
-        """Forget a successor that failed before it was admitted. Returns whether the lost channel was a successor's."""
-        joining = self.run.members.joining
-        for worker, joiner in list(joining.items()):
-            if joiner is channel:
-                del joining[worker]
-                self._ready.discard(worker)
-                self._early_requests.pop(worker, None)
-                return True
-        return False
+    def forget_successor(self, worker: int) -> None:
+        """Forget a successor that failed before it was admitted."""
+        self._ready.discard(worker)
+        self._early_requests.pop(worker, None)
 
     @property
     def survivable(self) -> bool:
@@ -189,7 +183,7 @@ class WorkerRecovery:
 
     def _admit(self, worker: int, begin_phase: BeginPhase | None, home: str) -> None:
         run = self.run
-        channel = run.members.admit(worker)
+        channel = run.members.admit("worker", worker)
         run.fencing.on_replaced(worker)
         run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
         run.log_note()
@@ -219,8 +213,9 @@ class WorkerRecovery:
 
     def dismiss(self) -> None:
         """Stop the successors not admitted yet, at the end of the run."""
-        for channel in self.run.members.joining.values():
-            channel.send(Stop())
+        for (role, _), channel in self.run.members.successors.items():
+            if role == "worker":
+                channel.send(Stop())
 
 
 class ServerRecovery:
@@ -278,8 +273,8 @@ class ServerRecovery:
         self.run.failed_servers[shard] = self.run.hub.now()
         self._recovering.discard(shard)
 
-    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Restore after a coordinator failover; `records`: those of server failures, logged since the last standstill.
+    def check_failover(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Check whether a failover can go on; `records`: those of server failures, logged since the last standstill.
 
         Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
         each node holds."""
@@ -288,7 +283,6 @@ class ServerRecovery:
         if records and (self.full or lost - replaced or records[-1]["state"] == "lost"):
             which = ", ".join(f"S{shard}" for shard in sorted(lost))
             raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
-        self.run.server_losses = sum(record["state"] == "lost" for record in records)
 
     # -- successors ---------------------------------------------------------------------------------
 
@@ -316,7 +310,7 @@ class ServerRecovery:
             if run.training is not None:
                 pairs += [(run.training.number, batch) for batch in run.training.unannounced(worker)]
             channel.send(ShardRelocated(shard, address, incarnation, pairs))
-        run.members.tell_joining(ShardRelocated(shard, address, incarnation, []))
+        run.members.tell_successors(ShardRelocated(shard, address, incarnation, []))
 
     def on_staged(self, message: Staged) -> None:
         """Record a staged slice: the first one on a successor shows that it has recovered."""
@@ -335,12 +329,12 @@ class LostDenseGradients:
 
     def on_phase_begin(self, phase: Phase) -> None:
         """Record the start of a phase; called a second time if a failover or rollback repeats it."""
-        before = [saved for saved in self.state.phases if saved[3] < phase.first_step]
-        self.state.phases[:] = [*before[-1:], _saved_phase(phase)]
+        before = [each for each in self.state.phases if each.first_step < phase.first_step]
+        self.state.phases[:] = [*before[-1:], phase]
 
     def on_phase_end(self, phase: Phase) -> None:
         """Record a phase's final number of samples at its end: a switch may have shortened the phase."""
-        self.state.phases[-1] = _saved_phase(phase)
+        self.state.phases[-1] = phase
 
     def add(self, message: SummandsLost) -> None:
         """Record the dense gradients that a server's all-reduce sum lacks. Raises WireError for an unknown phase."""
@@ -356,14 +350,10 @@ class LostDenseGradients:
 
     def _phase(self, step: int) -> Phase:
         """Phase to which a step belongs. Raises WireError where no known phase contains it."""
-        for samples, local, whole, first in reversed(self.state.phases):
-            if step >= first:
-                return Phase(samples, local, whole, first, ())
+        for phase in reversed(self.state.phases):
+            if step >= phase.first_step:
+                return phase
         raise WireError(f"a part of step {step}, which is of no phase that is known")
-
-
-def _saved_phase(phase: Phase) -> tuple[int, int, int, int]:
-    return (phase.samples, phase.local_batch, phase.global_batch, phase.first_step)
 
 
 def _batch(phase: Phase, step: int, part: int) -> int:

@@ -26,12 +26,10 @@ from gbactl.coordinator.event_log import (
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.training_phase import (
     ApplyStep,
-    Command,
+    Decided,
     DiscardGradient,
-    Forgo,
     GiveUpBatch,
     HandOut,
-    Take,
     TrainingPhase,
     order_record,
     step_order,
@@ -143,12 +141,13 @@ class LivePhase:
         unreachable = worker not in self.workers or worker in self._uninformed
         if unreachable or (self.single_batch and self._in_flight[worker]):
             return False
-        commands = self.phase.apply(Take(worker))
-        for command in commands:
-            if not requested and isinstance(command, HandOut):
-                self._unrequested.add(command.grant.batch)
-            self._carry_out(command)
-        return bool(commands)
+        command = self.phase.take(worker)
+        if command is None:
+            return False
+        if not requested:
+            self._unrequested.add(command.grant.batch)
+        self._hand_out(command)
+        return True
 
     def _send_hints(self) -> None:
         """Announce to workers the batches that they will get next, if the policy has already fixed those."""
@@ -175,7 +174,7 @@ class LivePhase:
         if not grant.samples:
             self.empty_grants.setdefault(worker, deque(maxlen=MOST_JOINS)).append(message)
 
-    def resume_after_failover(self, due: Iterable[Command], uninformed: set[int]) -> None:
+    def resume_after_failover(self, due: Iterable[Decided], uninformed: set[int]) -> None:
         """Continue a phase after a coordinator failover, once the log's records are applied to it.
 
         `due`: commands still to be carried out; `uninformed`: workers that get no message before `resume_hand_out`."""
@@ -288,17 +287,12 @@ class LivePhase:
 
     def forgo(self) -> list[tuple[int, int, set[int]]]:
         """Give up the batches in flight. Returns each as (worker, batch, shards that staged its gradient slice)."""
-        commands = self.phase.apply(Forgo())
+        commands = self.phase.forgo()
         self.log.write(ForgoRecord(len(commands)))
         for command in commands:
-            self._carry_out(command)
-        staged = {
-            command.batch: set(self._staged.pop(command.batch, ()))
-            for command in commands
-            if isinstance(command, GiveUpBatch)
-        }
-        given_up = [command for command in commands if isinstance(command, GiveUpBatch) and command.worker >= 0]
-        return [(command.worker, command.batch, staged[command.batch]) for command in given_up]
+            self._drop(command)
+        staged = {command.batch: set(self._staged.pop(command.batch, ())) for command in commands}
+        return [(worker, batch, staged[batch]) for worker, batch in commands if worker >= 0]
 
     def finish(self) -> None:
         """Apply the gradients left in the buffer once no batch is in flight, and check the sample counts."""
@@ -312,11 +306,9 @@ class LivePhase:
         for command in self.phase.apply(event):
             self._carry_out(command)
 
-    def _carry_out(self, command: Command) -> None:
-        """Log a command, apply its effects, and send it to the nodes concerned."""
-        if isinstance(command, HandOut):
-            self._hand_out(command)
-        elif isinstance(command, ApplyStep):
+    def _carry_out(self, command: Decided) -> None:
+        """Log a command, apply its effects, and send it to the servers."""
+        if isinstance(command, ApplyStep):
             self._order(command)
         else:
             self._drop(command)
@@ -326,7 +318,6 @@ class LivePhase:
         self.clock.tick()
         self._in_flight[worker] += grant.samples > 0
         self.log.write(GrantRecord(worker, grant.batch, grant.token))
-        self.phase.account(command)
         self.send_grant(worker, grant, command.lr_scale)
         self._send_hints()
         self.on_grant(worker, grant.token)

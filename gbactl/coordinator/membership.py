@@ -26,8 +26,7 @@ class Membership:
         self.addresses: dict[int, str] = {}
         self.ready: set[tuple[str, int]] = set()
         self.settled = False  # all nodes have joined: a node that connects now is a successor
-        self.joining: dict[int, Channel] = {}
-        self._server_successors: dict[int, tuple[Channel, str]] = {}  # successors: channel and address
+        self.successors: dict[tuple[str, int], Channel] = {}  # of failed nodes; not members yet
         self._informed: set[int] = set()  # workers that know the servers' addresses
         self._uninformed: dict[int, Channel] = {}  # workers that wait for them
 
@@ -35,18 +34,14 @@ class Membership:
         """Register a node by its Hello; workers get the servers' addresses once all are known. Raises WireError."""
         number, peer, node = hello.number, channel.peer, (hello.role, hello.number)
         expected = 0 <= number < self.expected.get(hello.role, 0) and node not in self.channels
-        earlier = self.joining.get(number) if self.settled and hello.role == "worker" else None
+        earlier = self.successors.get(node)
         later = not self.settled or peer.incarnation > (0 if earlier is None else earlier.peer.incarnation)
         if not expected or not later or node != (peer.role, peer.index):
             raise WireError(f"{peer} does not belong to this run as {hello.role} {number}.")
-        if not self.settled:
-            self.channels[node] = channel
-            if hello.role == "server":
-                self.addresses[number] = hello.address
-        elif hello.role == "server":  # it becomes a member when it has loaded a checkpoint
-            self._server_successors[number] = (channel, hello.address)
-        else:  # it becomes a member when it is admitted
-            self.joining[number] = channel
+        (self.successors if self.settled else self.channels)[node] = channel
+        if hello.role == "server":
+            self.addresses[number] = hello.address
+        elif self.settled:
             self._informed.discard(number)
         if hello.role == "worker" and number not in self._informed:
             self._uninformed[number] = channel
@@ -56,21 +51,22 @@ class Membership:
         """Record the workers that already know the servers' addresses."""
         self._informed.update(workers)
 
-    def is_successor(self, channel: Channel, number: int) -> bool:
-        """Whether a channel belongs to a successor of server `number` that is not yet a member."""
-        return number in self._server_successors and self._server_successors[number][0] is channel
+    def is_successor(self, channel: Channel, role: str, number: int) -> bool:
+        """Whether a channel belongs to a failed node's successor that is not yet a member."""
+        return self.successors.get((role, number)) is channel
 
-    def on_server_successor_lost(self, channel: Channel) -> bool:
-        """Forget a server's pending successor that failed. Returns whether the lost channel was a successor's."""
-        numbers = [number for number, (successor, _) in self._server_successors.items() if successor is channel]
-        for number in numbers:
-            del self._server_successors[number]
-        return bool(numbers)
+    def forget_successor(self, channel: Channel) -> bool:
+        """Forget a successor that failed before it was a member. Returns whether the lost channel was a successor's."""
+        successor = self.is_successor(channel, channel.peer.role, channel.peer.index)
+        if successor:
+            del self.successors[channel.peer.role, channel.peer.index]
+        return successor
 
-    def admit_server(self, number: int) -> None:
-        """Make a server's pending successor a member, and tell the workers that wait for all servers."""
-        self.channels["server", number], self.addresses[number] = self._server_successors.pop(number)
+    def admit(self, role: str, number: int) -> Channel:
+        """Make a failed node's successor a member, and tell the workers that wait for all servers."""
+        channel = self.channels[role, number] = self.successors.pop((role, number))
         self._tell_addresses()
+        return channel
 
     def _tell_addresses(self) -> None:
         """Send the servers' addresses to the workers that wait for them, once all servers are members."""
@@ -78,21 +74,17 @@ class Membership:
         if not all(("server", shard) in self.channels for shard in shards):
             return
         for number, channel in self._uninformed.items():
-            if channel is self.channels.get(("worker", number)) or channel is self.joining.get(number):
+            node = ("worker", number)
+            if channel is self.channels.get(node) or channel is self.successors.get(node):
                 self._informed.add(number)
                 channel.send(ShardAddresses([self.addresses[shard] for shard in shards]))
         self._uninformed.clear()
 
-    def tell_joining(self, message: Any) -> None:
-        """Send a message to every joining worker that knows the servers' addresses."""
-        for number, channel in self.joining.items():
-            if number in self._informed:
+    def tell_successors(self, message: Any) -> None:
+        """Send a message to every failed worker's successor that knows the servers' addresses."""
+        for (role, number), channel in self.successors.items():
+            if role == "worker" and number in self._informed:
                 channel.send(message)
-
-    def admit(self, number: int) -> Channel:
-        """Make a joining worker (a failed worker's successor) a member."""
-        channel = self.channels["worker", number] = self.joining.pop(number)
-        return channel
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:
         """Check that a channel belongs to a node. Raises WireError otherwise."""

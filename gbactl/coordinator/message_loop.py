@@ -79,7 +79,7 @@ class Coordinator:
             DenseSaved: self._on_dense_saved, SummandsLost: self._on_sums, RingBroken: self._on_sums,
             CheckpointLoaded: lambda channel, message, _: core.on_server_loaded(channel, message),
             Staged: self._checked("server", core.on_staged), Fenced: self._checked("server", core.on_fenced),
-            Reached: self._checked("server", core.requests.on_reached),
+            Reached: self._checked("server", lambda message: core.requests.on_answer(message.shard)),
             Saved: self._checked("server", core.checkpoints.on_saved),
             StepChecksum: self._checked("server", lambda message: self.context.log.info(CHECKSUM, message._asdict())),
             DenseMoved: self._checked("worker", core.migration.on_moved),
@@ -187,8 +187,11 @@ class Coordinator:
             raise PeerGoneError("The launcher is gone.")
         if (failover := self._failover_under_way) is not None and failover.on_lost(channel):
             return
-        not_a_member = core.workers.on_joiner_lost(channel) or run.members.on_server_successor_lost(channel)
-        if not_a_member or not run.members.forget(channel) or run.stopped:
+        if run.members.forget_successor(channel):
+            if peer.role == "worker":
+                core.workers.forget_successor(peer.index)
+            return
+        if not run.members.forget(channel) or run.stopped:
             return
         if not core.on_node_lost(peer):
             raise PeerGoneError(f"{peer} is gone.")

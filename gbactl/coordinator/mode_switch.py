@@ -249,7 +249,7 @@ class ModeSwitch:
         run.members.send_to_all("server", ResetOptimizer())
         yield from self.requests.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
-        run.record.record_optimizer_reset()
+        run.record.optimizer_reset = True
         self._optimizer_reset, self._drained_checksum = True, None  # checksums before and after differ
         return "servers"
 
@@ -350,7 +350,7 @@ class ModeSwitch:
         report, self.state.report = self.state.report, None
         last, self.state.gradient = self.state.gradient, None
         pause = None if last is None or first is None else 1000.0 * (first - last)
-        self.run.record.record_pause(pause)
+        self.run.record.pause_ms = pause
         self.run.send_event("switch", {**report, "pause_ms": pause})
 
     def drain(self, training: LivePhase) -> Flow[None]:

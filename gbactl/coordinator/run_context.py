@@ -48,7 +48,7 @@ from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel_interface import Channel, Hub
-from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, Reached, ReloadCheckpoint
+from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, ReloadCheckpoint
 
 TIMES_SECONDS = 1.0  # time between two saves of the processes' times: what a coordinator's failure loses of them
 SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
@@ -238,7 +238,7 @@ class RunContext:
     def log_note(self) -> None:
         """Log the state that changed within a phase, for a coordinator failover."""
         if self.journaled and self.started:
-            self._update()
+            self.state.ongoing.acted = self.record.statistics.observed_faults
             self.log.info(event_log.NOTE, encoded(self.state.ongoing))
 
     def save_times(self) -> None:
@@ -261,7 +261,7 @@ class RunContext:
         if not self.journaled:
             return
         self.log.flush()
-        self._update()
+        self.state.ongoing.acted = self.record.statistics.observed_faults
         standstill = self.state.standstill
         standstill.stage, standstill.round = stage, number
         standstill.rest, standstill.round_begun = list(rest), round_begun
@@ -270,12 +270,6 @@ class RunContext:
         standstill.position = self.position(self.step)
         self.save_times()
         write_state(self.run_dir, self.state)
-
-    def _update(self) -> None:
-        """Copy incarnations and active faults, which other objects keep, into the state to be saved."""
-        servers = self.members.channels_of("server").items()
-        self.state.ongoing.lives.servers = {shard: channel.peer.incarnation for shard, channel in servers}
-        self.state.ongoing.acted = self.record.statistics.observed_faults
 
     def _log_failure(self, number: int, failed: FailureRecord) -> None:
         since = failed.at - self.record.began
@@ -290,21 +284,18 @@ class NodeRequests:
     def __init__(self, run: RunContext, on_request: Callable[[bool], None]) -> None:
         self.run, self.on_request = run, on_request
         self.inspected: dict[str, Inspected] = {}
-        self._reached: set[int] = set()
-        self._reloaded: set[int] = set()
-        self._pending: tuple[Any, Callable[[int], bool]] | None = None
+        self._pending: Any = None  # the last request to all servers, until each has answered
+        self._answered: set[int] = set()  # shards whose servers have answered it
 
     # -- asking -------------------------------------------------------------------------------------
 
     def barrier(self, step: int) -> Flow[None]:
         """Wait until every shard has applied all steps below `step`."""
-        self._reached.clear()
-        yield from self._ask(Barrier(step), lambda shard: shard in self._reached)
+        yield from self._ask(Barrier(step))
 
     def reload(self, path: str) -> Flow[None]:
         """Have every server load the checkpoint in folder `path`; "" is the beginning of the run."""
-        self._reloaded.clear()
-        yield from self._ask(ReloadCheckpoint(path), lambda shard: shard in self._reloaded)
+        yield from self._ask(ReloadCheckpoint(path))
 
     def inspect(
         self, *roles: str, what: str = "checksum", seconds: float | None = None
@@ -314,8 +305,7 @@ class NodeRequests:
         deadline = None if seconds is None else self.run.hub.now() + seconds
         if "worker" in roles:
             self.run.members.send_to_all("worker", Inspect(what))
-        servers = self._asked_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
-        with servers if "server" in roles else nullcontext():
+        with self._asked_servers(Inspect(what)) if "server" in roles else nullcontext():
             if not (yield WaitCondition(lambda: self._all_inspected(roles), deadline)):
                 return {}
         names = self._names(roles)
@@ -323,18 +313,18 @@ class NodeRequests:
 
     def repeat(self, server: Channel) -> None:
         """Repeat an unanswered request to a server's successor, if its predecessor has not answered."""
-        if self._pending is not None and not self._pending[1](server.peer.index):
-            server.send(self._pending[0])
+        if self._pending is not None and server.peer.index not in self._answered:
+            server.send(self._pending)
 
-    def _ask(self, message: Any, answered: Callable[[int], bool]) -> Flow[None]:
-        shards = range(self.run.cfg.cluster.servers)
-        with self._asked_servers(message, answered):
-            yield WaitCondition(lambda: all(answered(shard) for shard in shards))
+    def _ask(self, message: Any) -> Flow[None]:
+        with self._asked_servers(message):
+            yield WaitCondition(lambda: len(self._answered) == self.run.cfg.cluster.servers)
 
     @contextmanager
-    def _asked_servers(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
+    def _asked_servers(self, message: Any) -> Iterator[None]:
         """Ask every server, and within the context also the successors of those that have not answered."""
-        self._pending = (message, answered)
+        self._pending = message
+        self._answered.clear()
         self.on_request(isinstance(message, Inspect | ReloadCheckpoint))
         self.run.members.send_to_all("server", message)
         try:
@@ -358,13 +348,9 @@ class NodeRequests:
 
     # -- answers ------------------------------------------------------------------------------------
 
-    def on_reached(self, message: Reached) -> None:
-        """Record that a shard has applied all steps below the barrier's step."""
-        self._reached.add(message.shard)
-
-    def on_reloaded(self, shard: int) -> None:
-        """Record that a shard has reloaded the requested checkpoint."""
-        self._reloaded.add(shard)
+    def on_answer(self, shard: int) -> None:
+        """Record that a shard's server has answered the request."""
+        self._answered.add(shard)
 
     def on_checksums(self, channel: Channel, message: Inspected) -> None:
         """Record a node's checksums. Raises WireError for impossible ones."""
@@ -372,3 +358,5 @@ class NodeRequests:
         if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
             raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")
         self.inspected[message.node] = message
+        if channel.peer.role == "server":
+            self.on_answer(channel.peer.index)

@@ -20,8 +20,6 @@ from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
-from gbactl.policies import Phase
-from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
 from gbactl.wire.times_and_traffic import traffic_summary
 
@@ -186,13 +184,11 @@ class RunFlow:
     def _open(self, round_: Round, rest: Ranges) -> Flow[LivePhase]:
         """Announce a phase on the sample ranges `rest`, or restore a failed coordinator's phase from its log."""
         run, core, cfg = self.run, self.core, self.run.current
-        workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
-        phase = Phase(
-            total_samples(rest), cfg.local_batch, cfg.train.global_batch, run.step, tuple(workers), tuple(joiners),
-            prefetch=cfg.mode.prefetch,
-        )  # fmt: skip
-        policy = cfg.mode.policy(phase, cfg.policy_options())
-        core.sums.on_phase_begin(phase)
+        phase = TrainingPhase.of(
+            cfg, run.cfg.processes, total_samples(rest), run.step, run.record.ledger.finished, run.record.statistics
+        )
+        policy = phase.policy
+        core.sums.on_phase_begin(policy.phase)
         stop_at = core.switch.begin(policy)
         if (every := cfg.train.eval_every) is not None:
             before = run.dataset.splits[round_.split].rows - total_samples(rest)
@@ -202,10 +198,8 @@ class RunFlow:
             yield from self._begin(True, round_.split, round_.epoch, policy.phase.samples, cfg.local_batch, rest)
         core.replicas.open(None if failover is None else run.state.standstill.at - run.state.standstill.began)
         run.record.statistics.pulled.clear()
-        done = run.record.ledger.finished
-        training_phase = TrainingPhase(policy, lambda finished: self._lr_scale(done + finished), run.record.statistics)
         training = LivePhase(
-            run.phase_number, training_phase, run.members, run.log, run.waiting, run.hub.now, cfg.train.checksum_every
+            run.phase_number, phase, run.members, run.log, run.waiting, run.hub.now, cfg.train.checksum_every
         )
         training.stop_at, training.ranges, training.mode, run.training = stop_at, rest, cfg.mode.name, training
         training.on_loss = self._on_loss
@@ -251,10 +245,6 @@ class RunFlow:
             core.workers.admit(None)
         run.members.send_to_all("worker", message)
         core.workers.begin_phase = message
-
-    def _lr_scale(self, finished: int) -> float:
-        cfg = self.run.cfg
-        return factor(cfg.optim.schedule, finished / cfg.train.global_batch)
 
     def _on_loss(self, worker: int, loss: float) -> None:
         """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""

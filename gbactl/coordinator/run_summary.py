@@ -92,8 +92,9 @@ class RunSummary:
         self.modes = ""  # modes so far: sync>gba@day2
         self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
         self.last_gradient: float | None = None  # end of the last phase, by `now`
-        self._pause_ms: float | None = None
-        self._optimizer_reset = False
+        # of the next phase to be closed: time from the last gradient before its switch to the first one after it
+        self.pause_ms: float | None = None
+        self.optimizer_reset = False  # whether it began with the optimizer's state reset
         self.start()
 
     def start(self) -> None:
@@ -114,14 +115,6 @@ class RunSummary:
         """Label of the current round: day 3, epoch 0."""
         return "" if self.round is None else self.round[0].label
 
-    def record_pause(self, milliseconds: float | None) -> None:
-        """Record a switch's pause: time from the last gradient before it to the first one after it."""
-        self._pause_ms = milliseconds
-
-    def record_optimizer_reset(self) -> None:
-        """Record that the optimizer's state is reset before the next phase."""
-        self._optimizer_reset = True
-
     def close_phase(self, mode: str, training: LivePhase) -> None:
         """Record a finished phase, whose gradients are all applied.
 
@@ -132,9 +125,9 @@ class RunSummary:
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
         end = clock.first if self.last_gradient is None else self.last_gradient
         phase = self._phase(training, policy.ledger, policy.step, mode)
-        phase |= {"pause_ms": self._pause_ms, "closing_seconds": 0.0 if end is None else self.now() - end}
-        self.phases.append(phase | ({"fresh_optimizer": True} if self._optimizer_reset else {}))
-        self._pause_ms, self._optimizer_reset = None, False
+        phase |= {"pause_ms": self.pause_ms, "closing_seconds": 0.0 if end is None else self.now() - end}
+        self.phases.append(phase | ({"fresh_optimizer": True} if self.optimizer_reset else {}))
+        self.pause_ms, self.optimizer_reset = None, False
 
     def _phase(self, training: LivePhase, done: Ledger, step: int, mode: str) -> dict[str, Any]:
         """Summary of a phase up to step `step`; `done`: numbers of its samples trained, decayed and lost."""
@@ -294,10 +287,10 @@ class RecoveryTimes:
         kind, at = self.state.injected.pop(process, (failure, last_sign))
         self.failures.append(FailureRecord(process, kind, at, self.now()))
 
-    def record_takeover(self, process: str, failure: str, detected: float, last_sign: float) -> None:
-        """Record that this process replaces a failed one; `detected`: time of detection; `last_sign`: of life."""
-        kind, at = self.state.injected.pop(process, (failure, last_sign))
-        self._own_failure = FailureRecord(process, kind, min(at, detected), detected, self.now())
+    def record_takeover(self, failure: str, detected: float, last_sign: float) -> None:
+        """Record that this coordinator replaces a failed one; `detected`: time of detection; `last_sign`: of life."""
+        kind, at = self.state.injected.pop("C", (failure, last_sign))
+        self._own_failure = FailureRecord("C", kind, min(at, detected), detected, self.now())
         self.failures.append(self._own_failure)
 
     def record_ready(self, process: str) -> None:

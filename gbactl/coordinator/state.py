@@ -28,7 +28,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
-from gbactl.policies import Ledger
+from gbactl.policies import Ledger, Phase
 from gbactl.policies.policy import policy_class
 from gbactl.switching.switch_descriptions import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
@@ -215,10 +215,9 @@ class DensePlacementState:
 class LostGradientState:
     """Dense gradients lost with failed workers, by step.
 
-    `phases`: the last one that trained and the one before, as (samples, local batch, global batch, first step);
-    `lost`: step -> its lost dense gradients."""
+    `phases`: the last one that trained and the one before; `lost`: step -> its lost dense gradients."""
 
-    phases: list[tuple[int, int, int, int]] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
     lost: dict[int, list[int]] = field(default_factory=dict)
 
 

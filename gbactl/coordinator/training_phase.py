@@ -10,12 +10,12 @@ An event costs a few microseconds beside the policy's own decision; a replayed g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gbactl.checkpoint.remaining_samples import FinishedBatches
+from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import (
     AnnounceRecord,
@@ -32,22 +32,11 @@ from gbactl.coordinator.event_log import (
 )
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
-from gbactl.policies import Decision, Drop, Grant, Policy, Step
+from gbactl.policies import Decision, Drop, Grant, Phase, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
+from gbactl.store.optimizers import factor
 
-
-class Take(NamedTuple):
-    """Event: a worker asks for its next batch. Not logged: the event log has the resulting hand-out instead."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forgo:
-    """Event: give up the batches in flight. Its event log record (ForgoRecord) contains their number."""
-
-
-Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
+Event = AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
 
 
 class HandOut(NamedTuple):
@@ -79,17 +68,18 @@ class GiveUpBatch(NamedTuple):
     batch: int
 
 
-Command = HandOut | ApplyStep | DiscardGradient | GiveUpBatch
+Decided = ApplyStep | DiscardGradient
+Command = HandOut | Decided | GiveUpBatch
 
 
 class StagedSlices:
     """Staged slices of announced gradients that are not applied yet, and those that a failed shard has lost.
 
     `on_applied(shard, rows)` is called for a slice that is applied, `on_missed(shard, samples, rows)` for one that is
-    not, because its shard failed."""
+    not, because its shard failed; neither while `reported` says that both were told of it before."""
 
     def __init__(self, on_applied: Callable[[int, int], None], on_missed: Callable[[int, int, int], None]) -> None:
-        self.on_applied, self.on_missed = on_applied, on_missed
+        self.on_applied, self.on_missed, self.reported = on_applied, on_missed, False
         self._rows: dict[int, list[int]] = {}
 
     def add(self, batch: int, rows: Sequence[int]) -> None:
@@ -99,7 +89,7 @@ class StagedSlices:
     def report_step(self, batch: int, samples: int, weight: float) -> None:
         """Report an ordered step's gradient slices to `on_applied`, or to `on_missed` if they were on failed shards."""
         rows = self._rows.pop(batch, ())
-        for shard, count in enumerate(rows if weight > 0 else ()):
+        for shard, count in enumerate(rows if weight > 0 and not self.reported else ()):
             if count >= 0:
                 self.on_applied(shard, count)
             else:
@@ -114,20 +104,6 @@ class StagedSlices:
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
 
-    @contextmanager
-    def delayed_calls(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Delay calls of the two callbacks within this context; at its end make those still in the yielded list."""
-        calls: list[tuple[Callable[..., None], tuple[int, ...]]] = []
-        on_applied, on_missed = self.on_applied, self.on_missed
-        self.on_applied, self.on_missed = (
-            lambda *args: calls.append((on_applied, args)),
-            lambda *args: calls.append((on_missed, args)),
-        )
-        yield calls
-        self.on_applied, self.on_missed = on_applied, on_missed
-        for call, args in calls:
-            call(*args)
-
     @property
     def unapplied(self) -> list[int]:
         """Announced batches whose gradients are not applied yet."""
@@ -137,28 +113,40 @@ class StagedSlices:
 class TrainingPhase:
     """Training phase driven by a policy.
 
-    `lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are updated.
-    `slices`: counter of gradient slices on shards that may fail, where they are to be counted."""
+    `lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are updated."""
 
-    def __init__(
-        self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics,
-        slices: StagedSlices | None = None,
-    ) -> None:  # fmt: skip
-        self.policy, self.lr_scale, self.statistics, self.slices = policy, lr_scale, statistics, slices
+    def __init__(self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics) -> None:
+        self.policy, self.lr_scale, self.statistics = policy, lr_scale, statistics
+        self.slices: StagedSlices | None = None  # slices on shards that may fail, where they are to be counted
         self.finished = FinishedBatches()
         self.stopped = False  # whether the phase was ordered to end early
         self.closed = False  # whether the gradients left in the buffer are applied
 
-    def apply(self, event: Event) -> list[Command]:
+    @classmethod
+    def of(
+        cls, cfg: RunConfig, processes: int, samples: int, first_step: int, finished: int, statistics: Statistics
+    ) -> TrainingPhase:
+        """Make the phase of `samples` samples, from global step `first_step` on, in the mode of `cfg`.
+
+        `processes`: number of the run's workers, of which the mode may need fewer; `finished`: samples of the run
+        trained, decayed or lost before."""
+        trains = cfg.cluster.workers
+        phase = Phase(
+            samples, cfg.local_batch, cfg.train.global_batch, first_step, tuple(range(trains)),
+            tuple(range(trains, processes)), prefetch=cfg.mode.prefetch,
+        )  # fmt: skip
+
+        def lr_scale(done: int) -> float:
+            return factor(cfg.optim.schedule, (finished + done) / cfg.train.global_batch)
+
+        return cls(cfg.mode.policy(phase, cfg.policy_options()), lr_scale, statistics)
+
+    def apply(self, event: Event) -> list[Decided]:
         """Apply an event. Returns the policy's decisions as commands, each of which takes effect by `account`."""
         policy, before = self.policy, self.policy.ledger.finished
-        if isinstance(event, Take):
-            return self._take(event.worker)
         if isinstance(event, AnnounceRecord):
             self._count(event)
             return self._decided(policy.announce(event.worker, event.batch), before, event.worker)
-        if isinstance(event, Forgo):
-            return self._forgo()
         if isinstance(event, FinishRecord):
             self.closed = True
             return self._decided(policy.finish(), before, -1)
@@ -171,6 +159,16 @@ class TrainingPhase:
         else:
             policy.joined_worker(event.worker)
         return self._decided(policy.poll(), before, -1)
+
+    def take(self, worker: int) -> HandOut | None:
+        """Decide on the batch of a worker that asks for its next one: its hand-out, or None if it must wait."""
+        grant = self.policy.take(worker)
+        return None if grant is None else HandOut(worker, grant, self.lr_scale_of(grant))
+
+    def forgo(self) -> list[GiveUpBatch]:
+        """Give up the batches in flight, and end the phase."""
+        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
+        return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def account(self, command: Command) -> None:
         """Apply a command's effect on the accounts: sample counts, staleness, and staged slices no longer waiting."""
@@ -197,25 +195,15 @@ class TrainingPhase:
         """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
         return self.lr_scale(grant.progress) if grant.divisor else 0.0
 
-    def _take(self, worker: int) -> list[Command]:
-        grant = self.policy.take(worker)
-        if grant is None:
-            return []
-        return [HandOut(worker, grant, self.lr_scale_of(grant))]
-
     def _count(self, record: AnnounceRecord) -> None:
         pulled = min([version for version in (*record.row_versions, *record.dense_versions) if version >= 0])
         self.statistics.count_gradient(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
         if self.slices is not None and record.part_rows:
             self.slices.add(record.batch, record.part_rows)
 
-    def _forgo(self) -> list[Command]:
-        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
-        return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
-
-    def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
+    def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Decided]:
         """Convert a policy's decisions to commands; `finished`: samples trained, decayed or lost before them."""
-        commands: list[Command] = []
+        commands: list[Decided] = []
         for decision in decisions:
             if isinstance(decision, Drop):
                 commands.append(DiscardGradient(worker, decision))
@@ -256,16 +244,16 @@ class LoggedPhase:
 
     def __init__(self, phase: TrainingPhase) -> None:
         self.phase = phase
-        self.due: deque[Command] = deque()  # steps and drops that the policy decided and the log has yet to confirm
+        self.due: deque[Decided] = deque()  # steps and drops that the policy decided and the log has yet to confirm
 
-    def feed(self, record: Record) -> list[Command]:
+    def feed(self, record: Record) -> Sequence[Command]:
         """Apply the log's next record. Returns the policy's commands that it confirms, with their effects applied."""
         if isinstance(record, InfoRecord):
             if record.kind == event_log.SERVER and record.fields["state"] == "lost":
                 self.phase.on_server_failure(record.fields["shard"])
             return []
         if isinstance(record, OrderRecord):
-            confirmed: list[Command] = [self._order(record)]
+            confirmed: Sequence[Command] = [self._order(record)]
         elif isinstance(record, DropRecord):
             confirmed = [self._drop(record)]
         else:
@@ -273,6 +261,19 @@ class LoggedPhase:
             confirmed = self._replay(record)
         for command in confirmed:
             self.phase.account(command)
+        return confirmed
+
+    def feed_tail(self, records: Sequence[Record]) -> list[Command]:
+        """Apply the records at the end of a failed coordinator's log. Returns the commands that they confirm.
+
+        Of slices, only those after the last note are reported: the note contains the others."""
+        infos = [(number, each) for number, each in enumerate(records) if isinstance(each, InfoRecord)]
+        last_note = max((number for number, each in infos if each.kind == event_log.NOTE), default=0)
+        confirmed: list[Command] = []
+        for number, record in enumerate(records):
+            if self.phase.slices is not None:
+                self.phase.slices.reported = number < last_note
+            confirmed += self.feed(record)
         return confirmed
 
     def discards(self, batch: int) -> bool:
@@ -290,9 +291,9 @@ class LoggedPhase:
         except AccountingError as error:
             raise DivergenceError(Divergence("accounting", self.phase.policy.step, str(error))) from error
 
-    def _replay(self, record: Any) -> list[Command]:
+    def _replay(self, record: Any) -> Sequence[Command]:
         if isinstance(record, GrantRecord):
-            return self._grant(record)
+            return [self._grant(record)]
         if isinstance(record, ForgoRecord):
             return self._forgo(record)
         if isinstance(record, AnnounceRecord):
@@ -302,19 +303,20 @@ class LoggedPhase:
         self.due.extend(self.phase.apply(record))
         return []
 
-    def _grant(self, record: GrantRecord) -> list[Command]:
-        commands = self.phase.apply(Take(record.worker))
-        decided = [(command.grant.batch, command.grant.token) for command in commands if isinstance(command, HandOut)]
-        if decided != [(record.batch, record.token)]:
-            policy = " ".join(f"batch {batch} with token {token}" for batch, token in decided) or "nothing"
+    def _grant(self, record: GrantRecord) -> Command:
+        command = self.phase.take(record.worker)
+        grant = None if command is None else command.grant
+        if grant is None or (grant.batch, grant.token) != (record.batch, record.token):
+            policy = "nothing" if grant is None else f"batch {grant.batch} with token {grant.token}"
             self._diverge(
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {policy}",
                 [(record.worker, record.batch)],
             )
-        return commands
+        assert command is not None
+        return command
 
-    def _forgo(self, record: ForgoRecord) -> list[Command]:
-        commands = self.phase.apply(Forgo())
+    def _forgo(self, record: ForgoRecord) -> Sequence[Command]:
+        commands = self.phase.forgo()
         if len(commands) != record.batches:
             self._diverge(f"The log gives {record.batches} batches up, the policy {len(commands)}", [])
         return commands
@@ -390,7 +392,7 @@ def _members(step: Step) -> tuple[tuple[int, float], ...]:
     return tuple([(member.batch, member.weight) for member in step.members])
 
 
-def _shown(due: Command | None) -> str:
+def _shown(due: Decided | None) -> str:
     if isinstance(due, DiscardGradient):
         return f"discards {named([(due.worker, due.drop.batch)])}"
     if isinstance(due, ApplyStep):

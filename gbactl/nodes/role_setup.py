@@ -6,7 +6,7 @@ import platform
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
@@ -32,6 +32,9 @@ from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import with_message_faults
 from gbactl.wire.startup_document import StartupDocument, await_dense
 
+if TYPE_CHECKING:
+    from gbactl.wire.node_connections import SocketHub
+
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
     """First record of the event log: facts that a replay needs to reproduce the run bit by bit."""
@@ -53,34 +56,27 @@ def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
 def run_coordinator(boot: StartupDocument) -> None:
     """Run the coordinator of a run in this process."""
     from gbactl.coordinator.message_loop import Coordinator
-    from gbactl.wire.node_connections import SocketHub
 
+    cfg = boot.cfg
     listener = socket.socket(fileno=boot.listener)
-    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
-    hub = with_message_faults(hub, boot.peer, boot.cfg.fault_plan())
+    hub = with_message_faults(_socket_hub(boot, cfg, listener=listener), boot.peer, cfg.fault_plan())
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
     run_dir = Path(boot.run_dir)
     journal = JournalState.of(run_dir, boot.incarnation, *boot.coordinator_failure) if boot.incarnation else None
-    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), journal)
+    coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset), journal)
 
     def with_clock_time(result: dict[str, Any]) -> None:
         result["time"]["began_at"] = time.time() - coordinator.context.record.seconds
 
-    if boot.cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
+    if cfg.resume is None:  # the clock of a resumed run leaves out the time between its parts
         coordinator.flow.amend_result = with_clock_time
     if coordinator.context.journaled:
-        start_heartbeat(
-            lambda: coordinator.context.send_event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4)
-        )
+        seconds = min(BEAT_SECONDS, cfg.cluster.hang_seconds / 4)
+        start_heartbeat(lambda: coordinator.context.send_event("beat", {}), seconds)
     coordinator.run()
     hub.close()
-
-
-def of_hub(cfg: RunConfig) -> dict[str, Any]:
-    """Keyword arguments for a SocketHub, taken from the configuration."""
-    return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
 
 
 def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
@@ -89,17 +85,26 @@ def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     return ReconnectingHub(hub, first=me.incarnation == 0) if writes_journal(cfg) else hub
 
 
-def run_server(boot: StartupDocument) -> None:
-    """Run a server on sockets: connect, build or load the shard, serve until stopped."""
+def _socket_hub(boot: StartupDocument, cfg: RunConfig, **listening: Any) -> SocketHub:
+    """Make the hub of this process's sockets; `listening`: where it listens, if it does."""
     from gbactl.wire.node_connections import SocketHub
 
+    key, encrypt = bytes.fromhex(boot.key), cfg.transport.encrypt
+    return SocketHub(key, boot.peer, encrypt=encrypt, silence=cfg.cluster.hang_seconds, **listening)
+
+
+def run_node(boot: StartupDocument) -> None:
+    """Run a server or a worker on sockets, until it is stopped."""
     cfg = boot.cfg
-    where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, **of_hub(cfg))
+    bind = local(boot.host or cfg.cluster.bind, cfg.cluster.transport) if boot.role == "server" else None
+    hub = _socket_hub(boot, cfg, bind=bind)
     hub.patience = cfg.cluster.start_timeout
     open_hub = wrapped_hub(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
-    serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)))
+    run = serve
+    if boot.role == "worker":
+        from gbactl.nodes.worker_process import work as run  # it imports torch, which takes a second
+    run(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)))
     hub.close()
 
 
@@ -146,18 +151,3 @@ def _shard_again(boot: StartupDocument, dataset: Dataset) -> tuple[Shard, Ready 
     resumed = None if cfg.resume is None else Path(cfg.resume)
     own = CheckpointFolder(run_dir / CHECKPOINTS, identity(to_dict(cfg), dataset.fingerprint))
     return shard, CheckpointLoaded(boot.index, load_last(shard, own, resumed))
-
-
-def run_worker(boot: StartupDocument) -> None:
-    """Run a worker on sockets."""
-    from gbactl.wire.node_connections import SocketHub
-
-    cfg = boot.cfg
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, **of_hub(cfg))
-    hub.patience = cfg.cluster.start_timeout
-    open_hub = wrapped_hub(hub, cfg, boot.peer)
-    coordinator = open_hub.connect(boot.coordinator)
-    from gbactl.nodes.worker_process import work  # it imports torch, which takes a second
-
-    work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
-    hub.close()

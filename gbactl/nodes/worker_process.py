@@ -22,7 +22,6 @@ from gbactl.kernels import codec_of, load
 from gbactl.kernels.base import aligned_copy
 from gbactl.kernels.native import core_slots, flush
 from gbactl.models import row_width
-from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
@@ -48,13 +47,12 @@ if TYPE_CHECKING:
     from gbactl.wire.startup_document import StartupDocument
 
 
-def work(
-    hub: Hub, coordinator: Channel, boot: StartupDocument, cfg: RunConfig, dataset: Dataset, collective: Any = None
-) -> None:
+def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset, collective: Any = None) -> None:
     """Run a worker from its Hello message to its end. `collective` replaces the one that the environment names."""
+    cfg = boot.cfg
     _settle(cfg)
     coordinator.send(Hello("worker", boot.index, ""))
-    life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
+    life = WorkerProcess(hub, coordinator, boot, dataset)
     if cfg.collects:
         sums = functools.partial(ServerSums, life.client)
         collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
@@ -105,8 +103,9 @@ def _settle(cfg: RunConfig) -> None:
 class WorkerProcess:
     """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends meanwhile."""
 
-    def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, cfg: RunConfig, dataset: Dataset) -> None:
-        self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
+    def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset) -> None:
+        self.boot, self.cfg, self.dataset, self.kernels = boot, boot.cfg, dataset, load()
+        cfg = boot.cfg
         self.core_slots, self.codec = core_slots(None), codec_of(cfg.transport.wire_dtype)
         self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
         self.computer = self._computer()
@@ -131,14 +130,9 @@ class WorkerProcess:
     def _computer(self) -> GradientComputer:
         return GradientComputer.of(self.cfg.model, self.dataset, self.cfg.seed, self.cfg.precision)
 
-    @property
-    def dense_vector(self) -> FlatModel:
-        """Dense parameters of the model as one flat vector."""
-        return self.computer.flat
-
     def placements(self, collective: Any) -> dict[str, DensePlacement]:
         """Make the dense placements of all modes of this run, by holder of the dense parameters."""
-        flat = self.dense_vector
+        flat = self.computer.flat
         if collective is not None:
             collective.on_bytes_sent = self.client.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
@@ -157,7 +151,7 @@ class WorkerProcess:
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, flat = self.cfg, self.dense_vector
+        cfg, flat = self.cfg, self.computer.flat
         block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
@@ -165,7 +159,7 @@ class WorkerProcess:
 
     def _replicated(self, collective: Any) -> ReplicatedDense:
         """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
-        cfg, flat, client = self.cfg, self.dense_vector, self.client
+        cfg, flat, client = self.cfg, self.computer.flat, self.client
         block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from gbactl.checked_dataclasses import NumberOrInfinity, Share
 from gbactl.policies.async_bsp import BufferedPolicy
@@ -44,6 +44,7 @@ class GbaOptions(PolicyOptions):
 class GbaPolicy(BufferedPolicy):
     """Policy of `gba`: a step per global batch of gradients, each weighted by the staleness of its token."""
 
+    options: GbaOptions
     number: ClassVar[int | None] = 2
     Options: ClassVar[type[PolicyOptions]] = GbaOptions
 
@@ -52,23 +53,18 @@ class GbaPolicy(BufferedPolicy):
         self._factors: list[float] = []
 
     @property
-    def chosen(self) -> GbaOptions:
-        """Options of the mode, typed as GbaOptions."""
-        return cast(GbaOptions, self.options)
-
-    @property
     def divides_by_weights(self) -> bool:
         """Whether a step is divided by the sum of its weights instead of the number of its gradients."""
-        return self.chosen.divisor == "accepted"
+        return self.options.divisor == "accepted"
 
     def factor(self, token_staleness: int) -> float:
         """Compute the weight of a gradient from its token staleness, with the configured decay."""
-        o = self.chosen
+        o = self.options
         return weight(o.decay, token_staleness, o.iota, o.decay_rate)
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
         """Compute row weights for staleness 0 to token staleness with row_staleness=row; else return ()."""
-        if self.chosen.row_staleness == "token":
+        if self.options.row_staleness == "token":
             return ()
         while len(self._factors) <= token_staleness:
             self._factors.append(self.factor(len(self._factors)))

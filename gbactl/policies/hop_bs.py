@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from gbactl.checked_dataclasses import NumberOrInfinity
 from gbactl.policies.async_bsp import AsyncPolicy
@@ -63,17 +63,17 @@ class HopBsOptions(PolicyOptions):
 class HopBsPolicy(AsyncPolicy):
     """Policy of `hop_bs`: each gradient is applied on arrival; a worker too far ahead of the slowest one must wait."""
 
+    options: HopBsOptions
     number: ClassVar[int | None] = 4
     Options: ClassVar[type[PolicyOptions]] = HopBsOptions
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.clocks = WorkerClocks(self.phase.workers)
-        self._bound = cast(HopBsOptions, self.options).bound
 
     def take(self, worker: int) -> Grant | None:
         """Grant the next batch, unless the worker is more than `bound` batches ahead of the slowest live one."""
-        if worker in self.live and self.clocks.batches_ahead(worker) > self._bound:
+        if worker in self.live and self.clocks.batches_ahead(worker) > self.options.bound:
             return None
         return super().take(worker)
 

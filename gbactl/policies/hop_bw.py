@@ -8,7 +8,7 @@ earlier one. The batch's step is decided when the worker takes it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from gbactl.checked_dataclasses import Natural
 from gbactl.errors import ConfigError
@@ -32,32 +32,32 @@ class HopBwOptions(PolicyOptions):
 class HopBwPolicy(Policy):
     """Policy of `hop_bw`: a step closes at its first (workers - backup) gradients, or those of all live workers."""
 
+    options: HopBwOptions
     number: ClassVar[int | None] = 5
     Options: ClassVar[type[PolicyOptions]] = HopBwOptions
     prefetch_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.quorum = len(self.phase.workers) - cast(HopBwOptions, self.options).backup
+        self.quorum = len(self.phase.workers) - self.options.backup
         self.arrived: list[Member] = []
-        self.busy: set[int] = set()
         self.delivered: set[int] = set()
         self.reserved: dict[int, int] = {}  # worker -> its next batch, which may still go to another
         self._prefetching: set[int] = set()
 
     def take(self, worker: int) -> Grant | None:
         """Grant a worker a batch of the newest step, at most one at a time and one per step."""
-        if worker not in self.live or worker in self.busy or worker in self.delivered:
+        if worker not in self.live or self.holding[worker] or worker in self.delivered:
             return None
         batch = self._assign(worker)
         if batch is None:
             return None
-        self.busy.add(worker)
+        start = batch * self.phase.local_batch
+        grant = self._lease(worker, Grant(batch, self.step, start, self.phase.size(batch), after=self.step))
         if self.phase.prefetches:
             self._prefetching.add(worker)
             self.ahead = self._reserve()
-        start = batch * self.phase.local_batch
-        return self._lease(worker, Grant(batch, self.step, start, self.phase.size(batch), after=self.step))
+        return grant
 
     def _assign(self, worker: int) -> int | None:
         """Return a worker's next batch: the one reserved for it, else a new one, else another worker's reserved one."""
@@ -70,7 +70,7 @@ class HopBwPolicy(Policy):
 
     def _reserve(self) -> list[tuple[int, int]]:
         """Reserve the next step's batches for workers, once every live worker is computing or has delivered."""
-        if len(self.busy) + len(self.delivered) < len(self.live):
+        if len(self.leases) + len(self.delivered) < len(self.live):
             return []
         workers, self._prefetching = sorted((self._prefetching & self.live) - self.reserved.keys()), set()
         reserved = [(worker, batch) for worker in workers if (batch := self._next()) is not None]
@@ -93,7 +93,6 @@ class HopBwPolicy(Policy):
         grant = self._return(worker, batch)
         if grant is None:
             return []
-        self.busy.discard(worker)
         if grant.token < self.step:
             self.openings += 1
             return [self._drop(grant)]
@@ -124,7 +123,6 @@ class HopBwPolicy(Policy):
 
     def lost_worker(self, worker: int) -> list[int]:
         """Reassign a failed worker's leased and reserved batches; its delivered gradients still count."""
-        self.busy.discard(worker)
         self.delivered.discard(worker)
         if worker in self.reserved:
             self.reissue.append(self.reserved.pop(worker))

@@ -22,11 +22,10 @@ from gbactl.coordinator.training_phase import (
 from gbactl.data.dataset import Dataset, Progress
 from gbactl.errors import EventLogError
 from gbactl.hashes_and_random_numbers import MODULUS
-from gbactl.policies import Ledger, Phase, Step
+from gbactl.policies import Ledger, Step
 from gbactl.replay.event_log_scan import PhaseRecord, Recording
 from gbactl.replay.gradient_recomputation import CapturedValues, GradientRecomputer, ReplayedReplica
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.optimizers import factor
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase
 
@@ -104,21 +103,13 @@ class Replayer:
             shard.begin_phase()
         if not begin.training:
             return
-        cfg, processes = phase.cfg, self.cfg.processes
+        cfg = phase.cfg
         self._check(phase)
-        shape = Phase(
-            begin.samples,
-            begin.local_batch,
-            cfg.train.global_batch,
-            begin.first_step,
-            tuple(range(cfg.cluster.workers)),
-            tuple(range(cfg.cluster.workers, processes)),
-            prefetch=cfg.mode.prefetch,
+        finished = self._ledger.finished
+        training = TrainingPhase.of(
+            cfg, self.cfg.processes, begin.samples, begin.first_step, finished, self._statistics
         )
-        policy = cfg.mode.policy(shape, cfg.policy_options())
-        done = self._ledger.finished
-        lr_scale = lambda finished: self._lr_scale(done + finished)  # noqa: E731
-        self._phase, self._logged = phase, LoggedPhase(TrainingPhase(policy, lr_scale, self._statistics))
+        self._phase, self._logged = phase, LoggedPhase(training)
         self.replica.move(cfg.home)
         dense = self.replica.block.value if cfg.home == "workers" else None
         self._captures = CapturedValues(self.gradients, self.shards, phase.pulls, self.step, dense)
@@ -139,9 +130,6 @@ class Replayer:
             return end < rows and not self.recording.ended
         same = (after[0].split, after[0].epoch) == (begin.split, begin.epoch)
         return end < rows and same and after[0].first_sample == end
-
-    def _lr_scale(self, finished: int) -> float:
-        return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)
 
     def _compute(self, record: AnnounceRecord) -> None:
         parts = self._captured.gradient(record)

@@ -88,7 +88,6 @@ class Server:
         self._waiting_pulls: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
         self._slices_in_slots: dict[int, deque[GradientSlice]] = {}
-        self._reports: dict[int, Staged] = {}  # what the coordinator was told about slices not yet applied, by batch
         self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
         centre, self._sums = EasgdHandlers(shard), SumHandlers(shard, coordinator)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
@@ -134,10 +133,9 @@ class Server:
             frame.release()
             self.refused[type(error).__name__] += 1
             log.warning("refused a frame from %s: %s", channel.peer, error)
-            channel.close() if channel is not self.coordinator else self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        raise WireError(f"S{self.index} cannot follow the coordinator: {error}") from error
+            if channel is self.coordinator:
+                raise WireError(f"S{self.index} cannot follow the coordinator: {error}") from error
+            channel.close()
 
     def _pull(self, channel: Channel, pull: Pull, frame: Frame) -> None:
         if frame.payload.size != 4 * pull.rows or pull.rows < 0:
@@ -174,22 +172,21 @@ class Server:
             raise WireError(f"a push of {n} rows with {frame.payload.size} bytes")
         if push.dense not in (0, self.dense_size):
             raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
-        if push.phase != self.phase:
-            frame.release()
-            if push.phase > self.phase:
-                return
-        else:
-            self._stage(channel, push, frame)
-        # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:9], push.rows, *push[9:])
         if push.phase == self.phase:
-            self._reports[push.batch] = staged
-        self.coordinator.send(staged)
+            self._stage(channel, push, frame, staged)
+        else:
+            frame.release()
+        # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
+        if push.phase <= self.phase:
+            self.coordinator.send(staged)
 
-    def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
+    def _stage(self, channel: Channel, push: Push, frame: Frame, report: Staged) -> None:
         if push.rows < 0:
             frame.release()
-            self.shard.stage(push.batch, GradientSlice.empty(self.shard.spec.width))
+            empty = GradientSlice.empty(self.shard.spec.width)
+            empty.report = report
+            self.shard.stage(push.batch, empty)
             return
         values, n = frame.payload.view(np.float32), push.rows
         end = n + n * self.shard.spec.width
@@ -198,6 +195,7 @@ class Server:
             values[n:end].reshape(n, self.shard.spec.width),
             values[end:] if push.dense else None,
             frame.release,
+            report=report,
         )
         if not self.shard.stage(push.batch, part):
             frame.release()
@@ -213,9 +211,7 @@ class Server:
             self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
         touched = self.shard.touched_rows(order) if message.checksum else None
         with self.times.activity(KERNELS):
-            applied = self.shard.apply(order)
-        for batch in applied:
-            self._reports.pop(batch, None)
+            self.shard.apply(order)
         if self.times.trace is not None:
             self.times.trace.step(self.shard.version)
         if touched is not None:
@@ -241,11 +237,7 @@ class Server:
 
     def _drop(self, _: Channel, drop: DropSlice, frame: Frame) -> None:
         if drop.phase == self.phase:
-            self._discard(drop.batch)
-
-    def _discard(self, batch: int) -> None:
-        self.shard.drop(batch)
-        self._reports.pop(batch, None)
+            self.shard.drop(drop.batch)
 
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
         """Refuse a failed worker's messages from now on, also those still in transit."""
@@ -253,7 +245,7 @@ class Server:
         self._waiting_pulls = [entry for entry in self._waiting_pulls if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:
             for batch in fence.batches:
-                self._discard(batch)
+                self.shard.drop(batch)
         self.coordinator.send(Fenced(self.index, fence.worker))
 
     def _answer_waiting(self) -> None:
@@ -276,7 +268,6 @@ class Server:
         self.hub.traffic.training = phase.training
         for batch in self.shard.staged:  # this batch was given up at a switch
             self.shard.drop(batch)
-        self._reports.clear()
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
@@ -327,9 +318,8 @@ class Server:
         self._barriers.clear()
         self.coordinator.send(ServerState(self.index, takeover.term, self.shard.version, self.phase))
         self._sums.on_takeover()
-        for batch in self.shard.staged:
-            if batch in self._reports:  # else it stands for a slice that was lost with a failed server
-                self.coordinator.send(self._reports[batch])
+        for report in self.shard.reports:
+            self.coordinator.send(report)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True

@@ -22,7 +22,8 @@ class GradientSlice:
 
     `index` int32[n]: distinct local rows. `grad` f32[n, W]. `dense`: f32 of the shard's dense slice. `release`, if
     given, is called once when the arrays are no longer needed. `touches` uint32[n]: touch count of each row when it was
-    pulled, where the shard counts touches. `lost`: the slice never arrived, and this empty one replaces it.
+    pulled, where the shard counts touches. `lost`: the slice never arrived, and this empty one replaces it. `report`:
+    the message with which its server told the coordinator of it.
     """
 
     index: Ints
@@ -31,6 +32,7 @@ class GradientSlice:
     release: Callable[[], None] | None = None
     touches: Any = None
     lost: bool = False
+    report: Any = None
 
     @classmethod
     def empty(cls, width: int) -> GradientSlice:

@@ -164,6 +164,11 @@ class Shard:
         """Batches whose slices are staged and not yet applied, in order of arrival."""
         return tuple(self._staged)
 
+    @property
+    def reports(self) -> list[Any]:
+        """Reports of the slices that are staged and not yet applied, in order of arrival."""
+        return [part.report for part in self._staged.values() if part.report is not None]
+
     def apply(self, order: StepOrder) -> tuple[int, ...]:
         """Apply the step `order`, free its gradient slices, and return the batches applied.
 

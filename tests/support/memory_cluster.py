@@ -104,7 +104,7 @@ def run_in_memory(
         mine = joined(Peer("worker", index, epoch))
         booted = replace(boot("worker", index), incarnation=epoch)
         try:
-            work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))
+            work(mine, mine.connect("C"), booted, dataset, group.member(index))
         except Killed:
             pass
         except (PeerGoneError, WireError):

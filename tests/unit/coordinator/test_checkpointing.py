@@ -145,7 +145,7 @@ def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path)
     assert [save[:2] for save in cluster.saves()] == [(1, 2)]
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == []
-    cluster.cuts.on_dense(DenseSaved(1, 2, 3), np.zeros(9, np.float32))
+    cluster.cuts.on_dense(DenseSaved(1, 2, 3), np.zeros(9, np.float32), 0)
     assert names(tmp_path) == ["cut-000001"]
     assert (tmp_path / "checkpoints" / "cut-000001" / "dense.safetensors").exists()
 
@@ -260,12 +260,12 @@ def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> N
     cluster = Cluster(tmp_path, "sync")
     cluster.phase.on_grant(0, 1)
     cluster.phase.on_order(2)
-    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
+    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 0)
     assert cluster.events[-1]["state"] == "failed"
     cluster.phase.on_grant(0, 3)
-    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
+    cluster.cuts.on_dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 0)  # of the one before
     cluster.phase.on_order(4)
-    cluster.cuts.on_dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
+    cluster.cuts.on_dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32), 0)
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]
 
@@ -344,7 +344,7 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
     assert (save.step, save.kind, save.pace) == (5, "whole", 0.0)
     cluster.answer(save.number, 0, 1)
     if mode == "sync":
-        cluster.cuts.on_dense(DenseSaved(save.number, 5, 1), np.zeros(3, np.float32))
+        cluster.cuts.on_dense(DenseSaved(save.number, 5, 1), np.zeros(3, np.float32), 0)
     told = cluster.events[-1]
     assert (told["state"], told["name"], told["step"]) == ("saved", save.name, 5)
     assert names(tmp_path) == [save.name]

@@ -23,6 +23,7 @@ from gbactl.wire.messages import (
     CheckpointLoaded,
     Fence,
     Fenced,
+    Hello,
     ShardRelocated,
     Staged,
     WorkerFailed,
@@ -101,7 +102,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     assert training.unannounced(0) == [0], "its slice has to come to the next server, too"
     cluster.out.clear()
     channel = cast(Any, Channel(Peer("server", 1, 1), cluster.out))
-    run.members._server_successors[1] = (channel, "over there")
+    run.members.hello(channel, Hello("server", 1, "over there"))
     core.on_server_loaded(channel, CheckpointLoaded(1, -1))
     assert cluster.out == [
         ("S1", BEGUN),
@@ -119,7 +120,7 @@ def test_where_everybody_goes_back_nothing_is_saved_until_that_is_done(tmp_path:
     cluster.lose("server", 0)
     assert cluster.core.on_server_lost(0)
     channel = cast(Any, Channel(Peer("server", 0, 1), cluster.out))
-    cluster.run.members._server_successors[0] = (channel, "over there")
+    cluster.run.members.hello(channel, Hello("server", 0, "over there"))
     cluster.core.on_server_loaded(channel, CheckpointLoaded(0, -1))
     assert cluster.run.rollback_pending and not cluster.run.can_save and not cluster.run.failed_servers
 
@@ -162,11 +163,11 @@ def test_who_takes_a_servers_place_is_asked_what_that_has_not_answered(tmp_path:
     until = next(waiting)
     assert cluster.out == [("S0", Barrier(3)), ("S1", Barrier(3))] and not until.condition()
     cluster.out.clear()
-    questions.on_reached(SimpleNamespace(shard=0))  # type: ignore[arg-type]
+    questions.on_answer(0)
     for shard in (0, 1):
         questions.repeat(cluster.run.members.channels["server", shard])
     assert cluster.out == [("S1", Barrier(3))]
-    questions.on_reached(SimpleNamespace(shard=1))  # type: ignore[arg-type]
+    questions.on_answer(1)
     assert until.condition()
     with pytest.raises(StopIteration):
         waiting.send(True)

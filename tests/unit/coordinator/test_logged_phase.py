@@ -24,7 +24,7 @@ from gbactl.coordinator.event_log import (
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
-from gbactl.coordinator.training_phase import ApplyStep, Command, LoggedPhase, StagedSlices, TrainingPhase
+from gbactl.coordinator.training_phase import ApplyStep, LoggedPhase, StagedSlices, TrainingPhase
 from gbactl.policies import Phase, Policy, make
 from gbactl.policies.async_bsp import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions
@@ -74,7 +74,8 @@ class Run:
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
         slices = StagedSlices(self._hit, lambda *told: self.missed.append(told))
-        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
+        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics)
+        self.phase.slices = slices
         self.training = LivePhase(NUMBER, self.phase, members, self.log, deque())
         self.reissued = 0
 
@@ -147,24 +148,13 @@ class Again:
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
         slices = StagedSlices(self._hit, lambda *told: self.missed.append(told))
-        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
+        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics)
+        self.phase.slices = slices
         self.logged = LoggedPhase(self.phase)
-        self.commands = fed(self.logged, records)
+        self.commands = self.logged.feed_tail(records)
 
     def _hit(self, shard: int, rows: int) -> None:
         self.applied[shard] += rows
-
-
-def fed(logged: LoggedPhase, records: list[Any]) -> list[Command]:
-    """As a coordinator that takes over feeds a phase (see coordinator_failover.py)."""
-    commands: list[Command] = []
-    assert logged.phase.slices is not None
-    with logged.phase.slices.delayed_calls() as counted:
-        for record in records:
-            if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
-                counted.clear()
-            commands += logged.feed(record)
-    return commands
 
 
 def inside(value: Any) -> Any:
@@ -221,7 +211,7 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     again = Run(path, mode, 150, EventLog(path, {}, after=end, ahead=True))
     statistics = again.statistics
     logged = LoggedPhase(again.phase)
-    orders = [again.training.order_message(each) for each in fed(logged, records) if isinstance(each, ApplyStep)]
+    orders = [again.training.order_message(each) for each in logged.feed_tail(records) if isinstance(each, ApplyStep)]
     assert orders == run.orders()[: len(orders)]
     again.training.resume_after_failover(logged.due, set())
     for worker in set(range(WORKERS)) - again.policy.live:
@@ -265,7 +255,7 @@ def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: s
     place = next(n for n, record in enumerate(records) if isinstance(record, OrderRecord))
     again = Run(tmp_path / "again.log", mode, 150)
     logged = LoggedPhase(again.phase)
-    assert not [each for each in fed(logged, records[1:place]) if isinstance(each, ApplyStep)]
+    assert not [each for each in logged.feed_tail(records[1:place]) if isinstance(each, ApplyStep)]
     assert len(logged.due) == 1
     again.training.resume_after_failover(logged.due, set())
     assert again.orders() == run.orders()

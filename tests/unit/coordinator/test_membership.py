@@ -109,7 +109,8 @@ def test_who_takes_a_dead_workers_place_waits_until_it_is_admitted() -> None:
     assert isinstance(successor.sent[0], ShardAddresses) and members.channels_of("worker") == {}
     with pytest.raises(WireError):
         come(members, "worker", 0, 1)  # of the same epoch
-    assert members.admit(0) is successor and members.channels_of("worker") == {0: successor} and not members.joining
+    assert members.admit("worker", 0) is successor and members.channels_of("worker") == {0: successor}
+    assert not members.successors
 
 
 def test_a_server_in_the_place_of_one_that_is_gone() -> None:
@@ -126,12 +127,12 @@ def test_a_server_in_the_place_of_one_that_is_gone() -> None:
     assert joining.sent == [], "not before all servers are there"
     second = Recorder("server", 0, 1)
     members.hello(second, Hello("server", 0, "127.0.0.1:8000"))
-    assert members.is_successor(second, 0) and not members.is_successor(other, 1)
+    assert members.is_successor(second, "server", 0) and not members.is_successor(other, "server", 1)
     assert members.channels_of("server") == {1: other}
-    members.admit_server(0)
+    members.admit("server", 0)
     members.authentic(second, "server", 0)
     assert joining.sent == [ShardAddresses(["127.0.0.1:8000", "127.0.0.1:7001"])] and len(worker.sent) == 1
-    members.tell_joining(Stop())
+    members.tell_successors(Stop())
     assert joining.sent[-1] == Stop()
 
 
@@ -142,9 +143,9 @@ def test_a_server_that_is_gone_before_it_has_come() -> None:
     members.settled = True
     members.forget(first)
     second = come(members, "server", 0, epoch=1)
-    assert members.on_server_successor_lost(second) and not members.on_server_successor_lost(second)
+    assert members.forget_successor(second) and not members.forget_successor(second)
     third = come(members, "server", 0, epoch=2)
-    members.admit_server(0)
+    members.admit("server", 0)
     assert members.channels_of("server") == {0: third}
 
 

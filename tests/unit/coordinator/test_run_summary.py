@@ -54,7 +54,7 @@ def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
     times.record_detection("W0", "death")
     times.record_ready("W0")
     times.record_detection("S0", "death")  # never heard of
-    times.record_takeover("C", "hang", 19.0, 16.0)
+    times.record_takeover("hang", 19.0, 16.0)
     first, second, silent, coordinator = times.to_result(0.0)
     assert (first["detected_s"], first["loaded_s"]) == (4.0, None)
     assert (second["detected_s"], second["loaded_s"], second["useful_s"]) == (2.0, 2.0, None)

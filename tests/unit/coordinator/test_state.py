@@ -32,7 +32,7 @@ from gbactl.coordinator.state import (
 )
 from gbactl.coordinator.statistics import ActivityTimes, SavedStatistics, WorkerRate
 from gbactl.errors import CheckpointError
-from gbactl.policies import Ledger
+from gbactl.policies import Ledger, Phase
 from gbactl.wire.messages import WAITS
 
 
@@ -60,7 +60,7 @@ def test_the_whole_tree_is_the_same_after_json() -> None:
     checkpoints = CheckpointState(1, 2, 300, 4.0, 5, UnsavedWork.begin(1000, 2, 4, 100))
     placement, sums = (
         DensePlacementState(3, "workers", "servers", "workers"),
-        LostGradientState([(310, 32, 96, 0)], {4: [1, 2]}),
+        LostGradientState([Phase(310, 32, 96, 0, (0, 1), (2,))], {4: [1, 2]}),
     )
     state = RunState(
         Standstill("train", 1, [(0, 64)], True, 99, 4, 10.0, 7.5, position(curve=[], results=[])),

@@ -387,7 +387,7 @@ def test_what_was_applied_or_dropped_is_kept_no_longer(at: Setting) -> None:
     at.order(0, 0, 1)
     at.coordinator.send(DropSlice(1, 2))
     at.served()
-    assert list(at.server._reports) == [3]
+    assert at.shard.reports == [staged(1, 3)]
 
 
 def test_an_empty_slice_in_the_place_of_a_lost_one_is_not_told_of(at: Setting) -> None:

@@ -293,11 +293,7 @@ class TrainerDense(DensePlacement):
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute a gradient with the worker's replica as it is at the batch's start."""
-        value = self.trainer(worker).replica.value
-        if self.flat.buffers:
-            self.flat.load(value)
-        else:
-            self.flat.use(value)
+        self.flat.use_shared(self.trainer(worker).replica.value)
         gradient = np.empty(self.flat.size, np.float32)
         self._computed[worker.index, item.grant.batch] = (computed_apart(self.compute, item, gradient), gradient)
 

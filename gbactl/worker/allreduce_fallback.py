@@ -39,7 +39,6 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Handle:
-    name: str
     round: _Round
     buffer: Vector
 
@@ -100,7 +99,7 @@ class ServerSums(FaultTolerantCollective):
                 current.parts[part] = self._copy(array)
             if self._fallback_active:
                 self._send_part(name, current, -1 if part is None else part)
-        return _Handle(name, current, array)
+        return _Handle(current, array)
 
     def sum_given(self, handle: _Handle) -> None:
         self.on_ring_broken()

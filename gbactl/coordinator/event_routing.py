@@ -185,7 +185,7 @@ class CoordinatorCore:
 
         Raises WireError for any other sender."""
         run, shard = self.run, message.shard
-        if not run.members.is_successor(channel, "server", shard):
+        if run.members.successor(channel, "server", shard) is None:
             run.members.authentic(channel, "server", shard)
             self.requests.on_answer(shard)
             return

@@ -194,7 +194,7 @@ class RunSummary:
 
         `training`: the current phase, whose steps below `step` are ordered; `mode`: its keys; `switches`: entries of
         the schedule that were taken."""
-        parts = [self.ledger] if training is None else [self.ledger, training.finished.ledger]
+        parts = [self.ledger] if training is None else [self.ledger, training.phase.finished.ledger]
         return JobPosition(
             step=step, round=len(self.results), label=self.label, seconds=self.seconds, ended=ended,
             unread=None if training is None else list(training.remaining_ranges), ledger=_sum_of(parts), mode=mode,
@@ -208,7 +208,7 @@ class RunSummary:
         """Summary of the current phase so far, in the form of a finished phase."""
         if training is None or step == training.policy.phase.first_step:
             return []
-        return [self._phase(training, training.finished.ledger, step, mode["name"])]
+        return [self._phase(training, training.phase.finished.ledger, step, mode["name"])]
 
     def restore(self, position: JobPosition) -> None:
         """Replace the record by the one saved in a position, and continue from there."""

@@ -54,11 +54,12 @@ class CoordinatorCore:
         """Do periodic work between two messages: checkpoints, heartbeats, successors, mode switches, replica phases."""
         run = self.run
         self.checkpoints.poll()
-        for worker in self.workers.poll():
-            self._on_silent("worker", worker)
-        self.workers.look_for_successors()
-        for shard in self.servers.poll():
-            self._on_silent("server", shard)
+        if run.members.settled and not run.stopped:
+            for worker in self.workers.poll():
+                self._on_silent("worker", worker)
+            self.workers.look_for_successors()
+            for shard in self.servers.poll():
+                self._on_silent("server", shard)
         if run.training is not None:
             self.switch.poll()
             self.replicas.poll(run.training.policy)

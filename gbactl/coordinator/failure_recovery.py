@@ -87,8 +87,6 @@ class WorkerRecovery:
     def poll(self) -> list[int]:
         """Inject the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
-        if not run.members.settled or run.stopped:
-            return []
         if self._fault_periods is not None and run.training is not None:
             run.record.statistics.note_message_faults(self._fault_periods.active_indexes(*self.training_progress))
         if self._has_failures:
@@ -111,8 +109,6 @@ class WorkerRecovery:
     def look_for_successors(self) -> None:
         """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
         run = self.run
-        if not run.members.settled or run.stopped:
-            return
         ready, unequal = run.members.ready_workers, run.state.ongoing.unequal
         if ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
             self.admit(self.begin_phase)
@@ -223,8 +219,6 @@ class ServerRecovery:
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
-        if not run.members.settled or run.stopped:
-            return []
         if run.rollback_pending and run.training is not None and run.training.stopped is None:
             run.training.stop()
         if not run.cfg.engine.real:

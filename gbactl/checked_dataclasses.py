@@ -146,12 +146,9 @@ def shown(hint: Any) -> str:
         return f"one of {', '.join(map(str, inside))}" if len(inside) > 1 else str(inside[0])
     if origin in (Union, types.UnionType):
         return " or ".join(shown(part) for part in inside)
-    if origin is list:
-        within = inside and get_origin(inside[0]) is Annotated
-        return f"a list, each {shown(inside[0])}" if within else "a list"
-    if origin is dict:
-        within = inside and get_origin(inside[1]) is Annotated
-        return f"keys with values, each {shown(inside[1])}" if within else "keys with values"
+    if origin in (list, dict):
+        kind = "a list" if origin is list else "keys with values"
+        return f"{kind}, each {shown(inside[-1])}" if inside and get_origin(inside[-1]) is Annotated else kind
     return names.get(hint, str(hint))
 
 

@@ -7,6 +7,7 @@ is imported where a file is read: most processes only look for one.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -68,6 +69,11 @@ class Entry(NamedTuple):
 
     value: Any
     comment: str
+
+    @property
+    def typed(self) -> str:
+        """Value as it is typed on the command line."""
+        return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 
 @functools.cache

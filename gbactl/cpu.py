@@ -1,4 +1,4 @@
-"""Cores of this machine: processor features (Linux only; elsewhere unknown), scheduling, and sharing of a core.
+"""Cores of this machine: processor features, scheduling, and sharing of a core.
 
 A worker's compute thread runs in long stretches and asks for long time slices: where there are more workers
 than cores, a short slice only empties the caches (about 2 % with 4 workers on 2 cores). All other threads and
@@ -20,7 +20,6 @@ import mmap
 import os
 import platform
 import struct
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -83,16 +82,12 @@ def widest(path: Path = CPUINFO) -> str:
 
 def available_cores() -> list[int]:
     """Return the cores that this process may run on."""
-    if sys.platform.startswith("linux"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
     """Return the core of each worker where every core has the same number of workers, at least two; else []."""
-    if not sys.platform.startswith("linux") or not shared_equally(workers, len(cores)):
-        return []
-    return [cores[index % len(cores)] for index in range(workers)]
+    return [cores[index % len(cores)] for index in range(workers)] if shared_equally(workers, len(cores)) else []
 
 
 def shared_equally(workers: int, cores: int) -> bool:
@@ -101,11 +96,9 @@ def shared_equally(workers: int, cores: int) -> bool:
 
 
 def ask_for_long_slices(milliseconds: float) -> bool:
-    """Set the calling thread's scheduler time slice in milliseconds (at most 100); False if the kernel refuses.
-
-    Returns False where the kernel refuses."""
+    """Set the calling thread's scheduler time slice in milliseconds (at most 100); False if the kernel refuses."""
     number = _SCHED_SETATTR.get(platform.machine())
-    if sys.platform != "linux" or number is None:
+    if number is None:
         return False
     nanoseconds = int(milliseconds * 1e6)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, SCHED_BATCH, 0, 0, 0, nanoseconds, 0, 0, 0, 0)
@@ -138,9 +131,11 @@ def open_turn_counters(cores: int) -> BinaryIO:
     return board
 
 
-def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
-    """Return the fields of each worker's CoreAssignment; [] unless equally many workers share every core."""
-    return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
+def place_of(worker: int, workers: int, board: BinaryIO) -> tuple[int, int, int] | None:
+    """Return the fields of a worker's CoreAssignment; None unless equally many workers share every core."""
+    cores = available_cores()
+    shared = sharing(workers, cores)
+    return (board.fileno(), cores.index(shared[worker]), shared[worker]) if shared else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ says how large a subset of the data the time allows for.
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -77,12 +76,8 @@ def default_modes() -> list[str]:
 
 def advise(overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
     """Simulate the modes, rank them and print the advice. Raises GbactlError, and Stopped after a signal."""
-    try:
-        with stoppable():
-            Advising(overrides, options, out).run()
-    except Stopped as stopped:
-        stopped.outcome = stopped.outcome or "there is no advice yet"
-        raise
+    with stoppable("there is no advice yet"):
+        Advising(overrides, options, out).run()
 
 
 class Advising:
@@ -131,10 +126,7 @@ class Advising:
             self._tell(found, folder, tracked)
 
     def _folder(self) -> Path:
-        typed = self.cfg.run_dir
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs") / f"{stamp}-advise-{secrets.token_hex(3)}" if typed is None else Path(typed)
-        return run_dirs.create(replace(self.cfg, run_dir=str(folder)))
+        return run_dirs.create(replace(self.cfg, run_dir=self.cfg.run_dir or str(run_dirs.unused("advise"))))
 
     # -- simulations --------------------------------------------------------------------------------
 
@@ -280,7 +272,7 @@ class Advising:
                 metrics |= {f"{name}/{mode['mode']}": mode[name] for name in names_}
             tracked.log(metrics, 0, result["seconds"])
             note = run_note(f"{words}\n\n{markdown(found.report)}", self.command)
-            tracked.tag(**{NOTE.replace(".", "_", 1): note, "gbactl_advice": words})
+            tracked.tag({NOTE: note, "gbactl.advice": words})
             tracked.artifact(folder / RESULT)
             self._finish(tracked, "FINISHED")
         if self.options.form == "json":

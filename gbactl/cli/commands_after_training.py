@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gbactl.cli.config_and_completion import uri_option
+from gbactl.cli.config_and_completion import count_option, default_option, json_option, margin_option, uri_option
 
 
 def _split(values: tuple[str, ...]) -> list[str]:
@@ -16,12 +16,11 @@ def _split(values: tuple[str, ...]) -> list[str]:
 
 @click.command("report")
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
-@click.option(
+@default_option(
     "--experiment",
     "experiments",
     multiple=True,
     default=["gbactl"],
-    show_default=True,
     help="MLflow experiment whose runs are compared. May be repeated.",
 )
 @click.option(
@@ -30,7 +29,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
     metavar="KEY=VALUE",
     help="Only runs with this value, or one of VALUE,VALUE; or a filter in MLflow's syntax. May be repeated.",
 )
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the N newest of the selected runs.")
+@count_option("--last", help="Only the N newest of the selected runs.")
 @click.option(
     "--sweep", metavar="last|ID", help="Only the runs of the newest sweep (last), or of the sweep with this MLflow id."
 )
@@ -44,12 +43,9 @@ def _split(values: tuple[str, ...]) -> list[str]:
 @click.option(
     "--baseline", metavar="VALUE", help="Group with which the others are compared (default: sync, if there is one)."
 )
-@click.option("--on", metavar="METRIC", default="auc", show_default=True, help="Metric in which groups are compared.")
-@click.option(
-    "--margin",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="NUMBER",
-    help="Largest difference from the baseline that counts as none; of eps a share (.02) [default: .0005 of AUC]",
+@default_option("--on", metavar="METRIC", default="auc", help="Metric in which groups are compared.")
+@margin_option(
+    help="Largest difference from the baseline that counts as none; of eps a share (.02) [default: .0005 of AUC]"
 )
 @click.option("--round", metavar="ROUND", help='Only the metrics of one day or epoch, for instance "day 2".')
 @click.option(
@@ -64,13 +60,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
     metavar="NAME,...",
     help="Metrics for further columns, for instance wall_seconds.",
 )
-@click.option(
-    "--format",
-    "form",
-    default="table",
-    show_default=True,
-    type=click.Choice(["table", "md", "csv", "tex", "html", "json"]),
-)
+@default_option("--format", "form", default="table", type=click.Choice(["table", "md", "csv", "tex", "html", "json"]))
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write figures to DIR.")
 @click.option("--log", is_flag=True, help="Write the table to the MLflow experiment's note, and verdicts to its runs.")
 @uri_option
@@ -124,7 +114,7 @@ def report(
     metavar="PATH",
     help="File for the replayed model, as .npz (default with --until: RUN/replay-STEP.npz).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@json_option(help="Print the verdict as JSON.")
 @uri_option
 def replay(run: str, until: int | None, keep: Path | None, as_json: bool, uri: str | None) -> None:
     """Execute a run again from its event log and compare, to the last bit.
@@ -165,7 +155,7 @@ def checkpoint() -> None:
 
 @checkpoint.command("ls")
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object for each checkpoint.")
+@json_option(help="Print JSON, one object for each checkpoint.")
 def ls(run: str, as_json: bool) -> None:
     """List the checkpoints of a run, oldest first. Only the manifests of the checkpoints are read."""
     from gbactl.launch.checkpoint_command import show_list
@@ -199,7 +189,7 @@ def export(run: str, out: Path | None) -> None:
 
 
 @click.command("ui")
-@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
+@default_option("--port", default=5000, type=click.IntRange(1, 65535))
 @uri_option
 def ui(port: int, uri: str | None) -> None:
     """Open the MLflow UI on this machine's loopback address until Ctrl-C."""

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gbactl.cli.config_and_completion import complete_overrides
+from gbactl.cli.config_and_completion import (
+    WITH_OVERRIDES,
+    count_option,
+    default_option,
+    file_option,
+    json_option,
+    margin_option,
+    overrides_argument,
+)
 from gbactl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,16 +26,13 @@ if TYPE_CHECKING:
     from gbactl.engine.host_agents import HostFindings
 
 
-OVERRIDES = {"ignore_unknown_options": True}  # Hydra's --config-dir stands among them
-
-
 @click.group("data")
 def data() -> None:
     """Prepare and describe data sets. OVERRIDES are those of gbactl train, such as data=criteo data.path=FILE."""
 
 
-@data.command("prepare", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@data.command("prepare", context_settings=WITH_OVERRIDES)
+@overrides_argument
 def prepare(overrides: tuple[str, ...]) -> None:
     """Read or generate the data that OVERRIDES name once, and store them in the data cache."""
     from gbactl.data.data_summary import show
@@ -35,9 +40,9 @@ def prepare(overrides: tuple[str, ...]) -> None:
     show(_prepared(overrides), fields=False)
 
 
-@data.command("describe", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@data.command("describe", context_settings=WITH_OVERRIDES)
+@overrides_argument
+@json_option(help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the samples, days and click rate (CTR) of a data set, and its fields with their cardinality and skew."""
     from gbactl.data.data_summary import show, summarise
@@ -100,14 +105,13 @@ def _prepared(overrides: tuple[str, ...]) -> Dataset:
 BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode", "train.", "experiment=", "resume=")
 
 
-@click.command("doctor", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Measure the connections between the hosts, and write them to FILE for gbactl calibrate --network.",
-)  # fmt: skip
-def doctor(overrides: tuple[str, ...], wants_json: bool, out: Path | None) -> None:
+@click.command("doctor", context_settings=WITH_OVERRIDES)
+@overrides_argument
+@json_option(help="Print JSON instead of a table.")
+@file_option(
+    "--out", help="Measure the connections between the hosts, and write them to FILE for gbactl calibrate --network."
+)
+def doctor(overrides: tuple[str, ...], as_json: bool, out: Path | None) -> None:
     """Check whether this machine, or each host of a cluster, has what a run needs.
 
     OVERRIDES are those of gbactl train. The exit code is 1 if something that a run needs is missing.
@@ -121,7 +125,7 @@ def doctor(overrides: tuple[str, ...], wants_json: bool, out: Path | None) -> No
     from gbactl.engine import host_agents
 
     checks, found = _examine(overrides, measure=out is not None)
-    if wants_json:
+    if as_json:
         click.echo(doctor.as_json(checks, None if found is None else found.plain()))
     else:
         doctor.print_table(checks)
@@ -153,34 +157,21 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
     return doctor.examine(), None
 
 
-@click.command("calibrate", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
-    metavar="FILE", help="File for the cost model.",
-)  # fmt: skip
-@click.option(
-    "--workers", default="2,4", show_default=True, metavar="N,N", help="Numbers of workers of the measured runs."
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.5),
-    default=8.0,
-    show_default=True,
-    help="Seconds that each measured run lasts.",
-)
-@click.option(
+@click.command("calibrate", context_settings=WITH_OVERRIDES)
+@overrides_argument
+@file_option("--out", default=Path("calibrated.yaml"), show_default=True, help="File for the cost model.")
+@default_option("--workers", default="2,4", metavar="N,N", help="Numbers of workers of the measured runs.")
+@default_option("--seconds", type=click.FloatRange(0.5), default=8.0, help="Seconds that each measured run lasts.")
+@default_option(
     "--repeat",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Number of measured runs of each mode with each number of workers.",
 )
-@click.option(
-    "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="File with the measured connections between hosts, which gbactl doctor --out has written.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison of measured and predicted runs as JSON.")
+@file_option(
+    "--network", help="File with the measured connections between hosts, which gbactl doctor --out has written."
+)
+@json_option(help="Print the comparison of measured and predicted runs as JSON.")
 def calibrate(
     overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int, network: Path | None,
     as_json: bool,
@@ -212,41 +203,15 @@ def calibrate(
     calibrate(out, overrides, counts, seconds, repeat, network, as_json)
 
 
-@click.command("advise", context_settings=OVERRIDES)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@click.command("advise", context_settings=WITH_OVERRIDES)
+@overrides_argument
 @click.option("--modes", metavar="NAME,...", help="Modes to simulate besides sync [default: all without replicas].")
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0.25),
-    default=3.0,
-    show_default=True,
-    help="Minutes that all simulations may take.",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of seeds of each mode [default: 1, and 3 or more for modes that may be named].",
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of samples trained in each mode [default: as many as --minutes allows].",
-)
-@click.option(
-    "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER",
-    help="Largest difference in AUC between a mode and sync that counts as no difference [default: .0005].",
-)  # fmt: skip
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of simulations that run at the same time [default: the number of cores].",
-)
-@click.option(
-    "--format", "form", default="table", show_default=True, type=click.Choice(["table", "md", "json"]),
-)  # fmt: skip
+@default_option("--minutes", type=click.FloatRange(0.25), default=3.0, help="Minutes that all simulations may take.")
+@count_option("--seeds", help="Number of seeds of each mode [default: 1, and 3 or more for modes that may be named].")
+@count_option("--samples", help="Number of samples trained in each mode [default: as many as --minutes allows].")
+@margin_option(help="Largest difference in AUC between a mode and sync that counts as no difference [default: .0005].")
+@count_option("--jobs", help="Number of simulations that run at the same time [default: the number of cores].")
+@default_option("--format", "form", default="table", type=click.Choice(["table", "md", "json"]))
 def advise(overrides: tuple[str, ...], **options: Any) -> None:
     """Simulate the modes on your cluster, load and data, and say which one to run in.
 

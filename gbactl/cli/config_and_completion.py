@@ -1,9 +1,10 @@
-"""Configuration on the command line: `gbactl config`; completion of overrides, and the part of the help on them."""
+"""Configuration on the command line: `gbactl config`; overrides, their completion and help; options of verbs."""
 
 from __future__ import annotations
 
-import json
+import functools
 import textwrap
+from pathlib import Path
 
 import click
 
@@ -33,6 +34,11 @@ def completions(before: tuple[str, ...], incomplete: str) -> list[str]:
     return found + [f"{key}=" for key in all_keys() if incomplete and key.startswith(incomplete)]
 
 
+#: context of a command with OVERRIDES: options of Hydra, such as --config-dir, stand among them
+WITH_OVERRIDES = {"ignore_unknown_options": True}
+overrides_argument = click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+
+
 def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Complete a group or key."""
     from gbactl.conf_catalogue import GROUPS, all_keys
@@ -43,6 +49,14 @@ def complete_word(ctx: click.Context, param: click.Parameter, incomplete: str) -
 uri_option = click.option(
     "--uri", metavar="URI", help="URI of the tracking store (default: $MLFLOW_TRACKING_URI, else ./mlflow.db)."
 )
+
+default_option = functools.partial(click.option, show_default=True)
+json_option = functools.partial(click.option, "--json", "as_json", is_flag=True)
+count_option = functools.partial(click.option, type=click.IntRange(1), metavar="N")
+margin_option = functools.partial(
+    click.option, "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER"
+)
+file_option = functools.partial(click.option, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 
 
 class OverridesCommand(click.Command):
@@ -59,8 +73,7 @@ class OverridesCommand(click.Command):
             rows = []
             for key in MOST_USED:
                 entry = default_of(key)
-                value = entry.value if isinstance(entry.value, str) else json.dumps(entry.value)
-                rows.append((f"{key}={value}", textwrap.shorten(entry.comment, 100, placeholder=" ...")))
+                rows.append((f"{key}={entry.typed}", textwrap.shorten(entry.comment, 100, placeholder=" ...")))
             formatter.write_dl(rows, col_max=34)
 
 

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 import click
 
-from gbactl.cli.config_and_completion import OverridesCommand, complete_overrides, uri_option
+from gbactl.cli.config_and_completion import (
+    WITH_OVERRIDES,
+    OverridesCommand,
+    json_option,
+    overrides_argument,
+    uri_option,
+)
 from gbactl.errors import UsageError
 
 NO_NODES = ("--cfg", "--info", "-i")  # options with which no process is started
@@ -28,13 +34,9 @@ def _printed_keys(overrides: tuple[str, ...]) -> bool:
     return True
 
 
-@click.command(
-    "train",
-    cls=OverridesCommand,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.command("train", cls=OverridesCommand, context_settings=WITH_OVERRIDES)
+@overrides_argument
+@json_option(help="Print the result as JSON.")
 @click.option("--trace", is_flag=True, help="Write trace.json, a timeline of 200 steps for ui.perfetto.dev.")
 @click.option("--submit", is_flag=True, help="With cluster=slurm: submit the run as a batch job and follow its output.")
 @cfg_option
@@ -85,10 +87,7 @@ def _real(overrides: Sequence[str]) -> bool:
         return False
 
 
-@click.command(
-    "switch",
-    context_settings={"ignore_unknown_options": True},
-)
+@click.command("switch", context_settings=WITH_OVERRIDES)
 @click.option(
     "--run", metavar="RUN", help="A running job: its directory, its MLflow run id, or the beginning of one of the two."
 )
@@ -98,10 +97,10 @@ def _real(overrides: Sequence[str]) -> bool:
 )
 @click.option("--wait", is_flag=True, help="Return when the first gradient in the new mode has been computed.")
 @click.option("--status", is_flag=True, help="Print mode, step, samples per second, staleness and workers of the job.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option(help="Print JSON.")
 @cfg_option
 @uri_option
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_overrides)
+@overrides_argument
 def switch(
     run: str | None, to: str | None, changes: tuple[str, ...], wait: bool, status: bool, as_json: bool,
     cfg: str | None, uri: str | None, overrides: tuple[str, ...],

@@ -13,8 +13,7 @@ import functools
 import importlib
 import importlib.util
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +25,6 @@ from gbactl.host_limits import usable_cores
 
 ENGINES = "gbactl.engine"
 AUTO = "auto"  # cluster=auto: the engine of the surroundings
-CHOSEN_AUTO = re.compile(r"(cluster=(?:.*,)?)auto(?=,|$)")
 
 
 @dataclass(frozen=True)
@@ -107,10 +105,3 @@ def detected_engine(environment: Mapping[str, str]) -> str:
         if signs and all(environment.get(sign) for sign in signs):
             return name
     return ClusterConfig.name
-
-
-def with_engine(overrides: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Replace cluster=auto in overrides, also in a sweep's list, by the engine that the environment indicates."""
-    if not any(re.match(CHOSEN_AUTO, text) for text in overrides):
-        return list(overrides)
-    return [re.sub(CHOSEN_AUTO, rf"\g<1>{detected_engine(environment)}", text) for text in overrides]

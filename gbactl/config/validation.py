@@ -41,15 +41,6 @@ def _check_batches(cfg: RunConfig) -> None:
         )
 
 
-def _check_faults(cfg: RunConfig) -> None:
-    plan = cfg.fault_plan()
-    require(
-        not plan.hogs or cfg.engine.here,
-        f"A fault of kind hog takes this machine's CPU, and cluster={cfg.cluster.name} does not train on it; type "
-        "cluster=local, or faults.plans with another kind.",
-    )
-
-
 def check_switch(cfg: RunConfig, to: RunConfig) -> None:
     """Raise ConfigError unless a run with the configuration `cfg` can switch to the configuration `to`."""
     _check_mode(to)
@@ -105,14 +96,6 @@ def _check_auto(cfg: RunConfig) -> None:
     with error_prefix("switch=auto"):
         for candidate in candidates:
             check_switch(cfg, candidate)
-
-
-def _check_checkpoint(cfg: RunConfig) -> None:
-    c = cfg.checkpoint
-    require(
-        c.interval_seconds is None or c.interval_steps is None,
-        "checkpoint.interval_seconds and checkpoint.interval_steps exclude each other; set one of them to null.",
-    )
 
 
 def _check_place(cfg: RunConfig) -> None:
@@ -174,33 +157,27 @@ def check(cfg: RunConfig) -> RunConfig:
     _check_mode(cfg)
     _check_place(cfg)
     _check_switches(cfg)
-    _check_faults(cfg)
-    _check_checkpoint(cfg)
+    require(
+        not cfg.fault_plan().hogs or cfg.engine.here,
+        f"A fault of kind hog takes this machine's CPU, and cluster={cfg.cluster.name} does not train on it; type "
+        "cluster=local, or faults.plans with another kind.",
+    )
+    require(
+        cfg.checkpoint.interval_seconds is None or cfg.checkpoint.interval_steps is None,
+        "checkpoint.interval_seconds and checkpoint.interval_steps exclude each other; set one of them to null.",
+    )
     check_transport(cfg)
     cfg.cost.check()
     return cfg
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
-    """Build a run's configuration from plain containers and check it. Raises ConfigError."""
-    cfg = build(RunConfig, _with_defaults(_with_options(values)), "")
-    return check(cfg)
+    """Build a run's configuration from plain containers and check it. Raises ConfigError.
 
-
-def _with_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the keys specific to the mode or the engine to the key `options` of their groups."""
-    found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
-    return {**values, **found}
-
-
-def _is_dict(values: dict[str, Any], group: str) -> bool:
-    return isinstance(values.get(group), dict)
-
-
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Fill in values that the engine can determine, such as the number of workers and the hosts."""
-    if not _is_dict(values, "cluster"):
-        return values
-    cluster = values["cluster"]
-    engine = engine_named(str(cluster.get("name", ClusterConfig.name)))
-    return {**values, "cluster": {**cluster, **engine.defaults(cluster)}}
+    Keys that are specific to the mode or the engine move to the key `options` of their group. The engine fills in
+    values that it can determine, such as the number of workers and the hosts."""
+    groups = {group: values[group] for group in WITH_OPTIONS if isinstance(values.get(group), dict)}
+    found = {group: own_keys(WITH_OPTIONS[group], given) for group, given in groups.items()}
+    if cluster := found.get("cluster"):
+        cluster |= engine_named(str(cluster.get("name", ClusterConfig.name))).defaults(cluster)
+    return check(build(RunConfig, {**values, **found}, ""))

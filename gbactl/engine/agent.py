@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,16 +21,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock
 
 from gbactl import shared_memory_names
-from gbactl.cpu import available_cores, open_turn_counters, places
+from gbactl.cpu import available_cores, open_turn_counters, place_of
 from gbactl.data.cache import cache_root
 from gbactl.data.dataset import EVERY_ARRAY, META, open_dataset
 from gbactl.engine.agent_connection import MAGIC, PIECE, MessageDecoder, field, pack, write_all
-from gbactl.engine.fork_server import Started, send_startup_document, start_node
+from gbactl.engine.fork_server import Started, end_processes, send_startup_document, start_node
 from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial, facts, import_error, interface_to
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
@@ -69,18 +68,18 @@ class AgentProcesses:
         self.processes: dict[str, AgentProcess] = {}
         self._folder: Path | None = None
         self._shared = False
-        self._turn_counters: BinaryIO | None = None
+        self._turn_counters = open_turn_counters(len(available_cores()))
         self._poll_lock = threading.Lock()
 
-    def choose_log_folder(self, run_dir: Path | None, token: str) -> bool:
+    def choose_log_folder(self, run_dir: Path, token: str) -> bool:
         """Choose the log folder: the launcher's run directory if it is visible on this host, else a temporary folder.
 
         Returns whether this host sees the launcher's directory."""
         with contextlib.suppress(OSError):
-            self._shared = run_dir is not None and (run_dir / mark(token)).is_file()
+            self._shared = (run_dir / mark(token)).is_file()
         if self._shared:
             self._folder = run_dir
-        elif run_dir is not None:
+        else:
             self._folder = Path(tempfile.mkdtemp(prefix="gbactl-host-"))
             (self._folder / "logs").mkdir()
         return self._shared
@@ -91,22 +90,13 @@ class AgentProcesses:
         `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
         if not NODE.fullmatch(name) or name in self.processes or self._folder is None:
             raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
-        log, place = self._folder / "logs" / f"{name}.log", self._place(seat)
+        log = self._folder / "logs" / f"{name}.log"
+        place = None if seat is None else place_of(seat[0], seat[1], self._turn_counters)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
         process = start_node(environment, log, [] if place is None else place[:1])
         self.processes[name] = AgentProcess(name, process, log)
         send_startup_document(process, line)
         return process.pid
-
-    def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
-        """Return the core that a worker shares with others (CoreAssignment); None where no cores need to be shared."""
-        if seat is None:
-            return None
-        cores = available_cores()
-        if self._turn_counters is None:
-            self._turn_counters = open_turn_counters(len(cores))
-        assignments = places(seat[1], cores, self._turn_counters)
-        return assignments[seat[0]] if seat[0] < len(assignments) else None
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process if it exists. Raises WireError for a signal that is not in SIGNALS."""
@@ -120,15 +110,13 @@ class AgentProcesses:
         """Send new log output to the launcher, and report processes that have ended."""
         with self._poll_lock:
             for node in list(self.processes.values()):
-                if not node.reported:
-                    self._report(node)
-
-    def _report(self, node: AgentProcess) -> None:
-        code = node.process.poll()
-        self._send_log(node)
-        if code is not None:
-            node.reported = True
-            self.tell("exited", {"name": node.name, "code": code})
+                if node.reported:
+                    continue
+                code = node.process.poll()
+                self._send_log(node)
+                if code is not None:
+                    node.reported = True
+                    self.tell("exited", {"name": node.name, "code": code})
 
     def _send_log(self, node: AgentProcess) -> None:
         if self._shared:
@@ -146,16 +134,7 @@ class AgentProcesses:
 
     def end(self) -> None:
         """Terminate all processes, kill those that do not end in time, and remove this host's log folder."""
-        running = [node.process for node in self.processes.values() if node.process.poll() is None]
-        for process in running:
-            process.terminate()
-        deadline = time.monotonic() + GRACE_SECONDS
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        self.kill()
-        for node in self.processes.values():
-            node.process.wait()
+        end_processes([node.process for node in self.processes.values()], GRACE_SECONDS)
         self.poll()
         self.clear()
 
@@ -176,15 +155,14 @@ class HostData:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._partial: Path | None = None
-        self._expected: dict[str, Any] = {}
+        self._target, self._fingerprint = Path(), ""  # place in this host's cache; what is to arrive there
 
     def find(self, path: str, fingerprint: str, cache: str | None) -> bool:
         """Find the data where the launcher has them (a shared file system), or in this host's cache.
 
         Returns whether they were found."""
-        self._expected = {"path": path, "fingerprint": fingerprint, "cache": cache}
-        cached = cache_root({"cache": cache}) / Path(path).name
-        for candidate in (Path(path), cached):
+        self._target, self._fingerprint = cache_root({"cache": cache}) / Path(path).name, fingerprint
+        for candidate in (Path(path), self._target):
             with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
                 if open_dataset(candidate).fingerprint == fingerprint:
                     self.path = candidate
@@ -201,22 +179,20 @@ class HostData:
             file.write(data)
 
     def _begin(self) -> Path:
-        root = cache_root({"cache": self._expected["cache"]})
-        root.mkdir(parents=True, exist_ok=True)
-        partial = root / f"{Path(self._expected['path']).name}.partial-{os.getpid()}"
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._target.with_name(f"{self._target.name}.partial-{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         return partial
 
     def publish(self) -> None:
         """Verify the received data and move them into the cache. Raises DataError if they are damaged or wrong."""
-        partial, self._partial = self._partial, None
+        partial, self._partial, target = self._partial, None, self._target
         if partial is None:
             raise DataError("nothing of the data has arrived")
-        target = partial.with_name(Path(self._expected["path"]).name)
         try:
             dataset = open_dataset(partial, full=True)
-            if dataset.fingerprint != self._expected["fingerprint"]:
+            if dataset.fingerprint != self._fingerprint:
                 raise DataError("other data arrived than were announced")
             del dataset
             with FileLock(target.with_name(f"{target.name}.lock")):
@@ -245,7 +221,6 @@ class HostAgent:
         self.nodes, self.data = AgentProcesses(self.send), HostData()
         self.probe: ReachabilityProbe | None = None
         self.token, self.address = b"", ""
-        self._forwarded: dict[str, str] = {}
         self._handlers: dict[str, Handler] = {
             "facts": lambda _: {**facts(), **({"client": launcher} if launcher else {})},
             "settle": self._set_up, "start": self._start,
@@ -336,11 +311,9 @@ class HostAgent:
     def _set_up(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._patience = float(field(fields, "hang_seconds", float))
         self.token = bytes.fromhex(field(fields, "token", str))
-        self._forwarded = {str(key): str(value) for key, value in field(fields, "environment", dict).items()}
-        os.environ.update(self._forwarded)
+        os.environ.update({str(key): str(value) for key, value in field(fields, "environment", dict).items()})
         self.address, interface = interface_to(field(fields, "launcher", str))
-        run_dir = fields.get("run_dir")
-        shared = self.nodes.choose_log_folder(None if run_dir is None else Path(run_dir), self.token.hex())
+        shared = self.nodes.choose_log_folder(Path(field(fields, "run_dir", str)), self.token.hex())
         sees = {path: Path(path).exists() for path in field(fields, "paths", list)}
         return {"address": self.address, "interface": interface, "shared": shared, "sees": sees}
 

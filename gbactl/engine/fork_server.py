@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from gbactl.errors import ConfigError
 from gbactl.nodes.child_main import FORK_SERVER, READY
@@ -68,6 +68,20 @@ class ProcessHandle(Protocol):
     def kill(self) -> None:
         """Send SIGKILL to the process."""
         self.send_signal(signal.SIGKILL)
+
+
+def end_processes(processes: Sequence[ProcessHandle | subprocess.Popen[bytes]], seconds: float) -> None:
+    """Terminate processes, kill those that do not end within `seconds`, and wait for the end of all."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
 
 
 class ForkedProcess(ProcessHandle):
@@ -135,34 +149,31 @@ class ForkServer:
 
     def fork(self, environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> ForkedProcess:
         """Fork a node's process (see start_node). Raises OSError, also if the fork server has ended."""
-        self.ready()
         read, write = os.pipe()
         stdin = os.fdopen(write, "wb")
         try:
             with os.fdopen(read), log.open("ab") as output:
                 asked = {"name": log.stem, "folder": os.getcwd(), "environment": dict(environment), "fds": list(fds)}
-                inherited = [read, output.fileno(), output.fileno(), *fds]
-                socket.send_fds(self._line, [json.dumps(asked).encode()], inherited)
-            answer = self._line.recv(20)
-            if not answer:
-                raise OSError("The fork server has ended, or could not fork.")
+                return ForkedProcess(self._ask(asked, [read, output.fileno(), output.fileno(), *fds]), stdin)
         except OSError:
             stdin.close()
             raise
-        return ForkedProcess(int(answer), stdin)
 
     def dense_size(self, cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequence[int | None] = ()) -> int:
         """Have a model's dense values counted (see `dense_size`). Raises OSError if the fork server has ended."""
-        self.ready()
-        asked = {"model": dataclasses.asdict(cfg), "shape": [numeric, fields, list_targets]}
-        self._line.send(json.dumps(asked).encode())
-        answer = self._line.recv(1 << 16)
-        if not answer:
-            raise OSError("The fork server has ended.")
-        found = json.loads(answer)
+        found = self._ask({"model": dataclasses.asdict(cfg), "shape": [numeric, fields, list_targets]})
         if isinstance(found, str):
             raise ConfigError(found)
         return int(found)
+
+    def _ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
+        """Send a request and return the answer. Raises OSError if the fork server has ended or cannot fork."""
+        self.ready()
+        socket.send_fds(self._line, [json.dumps(request).encode()], fds)
+        answer = self._line.recv(1 << 16)
+        if not answer:
+            raise OSError("The fork server has ended, or could not fork.")
+        return json.loads(answer)
 
     def close(self) -> None:
         """End the fork server; nodes that it forked continue."""
@@ -175,10 +186,15 @@ Started = subprocess.Popen[bytes] | ForkedProcess
 _server: ForkServer | None = None
 
 
+def _own_server() -> ForkServer | None:
+    """Return the fork server that this process has started; None without one, as in a process that was forked."""
+    return _server if _server is not None and _server.owner == os.getpid() else None
+
+
 def open_fork_server() -> None:
-    """Start this process's fork server, which imports what nodes need, unless it is running. Linux only."""
+    """Start this process's fork server, which imports what nodes need, unless it is running."""
     global _server
-    if sys.platform == "linux" and (_server is None or _server.owner != os.getpid()):
+    if _own_server() is None:
         _server = ForkServer()
 
 
@@ -186,8 +202,8 @@ def await_fork_server() -> None:
     """Wait until the fork server is ready; if it fails, nodes are started without it."""
     open_fork_server()
     try:
-        if _server is not None:
-            _server.ready()
+        if server := _own_server():
+            server.ready()
     except OSError:
         close_fork_server()
 
@@ -196,8 +212,8 @@ def await_fork_server() -> None:
 def close_fork_server() -> None:
     """End the fork server; later nodes are started without it."""
     global _server
-    if _server is not None and _server.owner == os.getpid():
-        _server.close()
+    if server := _own_server():
+        server.close()
     _server = None
 
 
@@ -205,9 +221,9 @@ def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequen
     """Count a model's dense values where torch has been imported: in the fork server, or else in this process.
 
     Raises ConfigError where the model cannot be built."""
-    if _server is not None and _server.owner == os.getpid() and "torch" not in sys.modules:
+    if "torch" not in sys.modules and (server := _own_server()):
         with contextlib.suppress(OSError):
-            return _server.dense_size(cfg, numeric, fields, list_targets)
+            return server.dense_size(cfg, numeric, fields, list_targets)
     from gbactl import models
 
     return models.dense_size(cfg, numeric, fields, list_targets)
@@ -219,9 +235,9 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
     It inherits `fds`, appends its output to `log`, and, if this process forked it, ends with the thread that started
     it."""
     environment = {**os.environ, **environment}
-    if _server is not None and _server.owner == os.getpid():
+    if server := _own_server():
         try:
-            return _server.fork(environment, log, fds)
+            return server.fork(environment, log, fds)
         except OSError:
             close_fork_server()
     with log.open("ab") as output:

@@ -6,6 +6,7 @@ network meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shlex
 import shutil
@@ -42,17 +43,16 @@ class HostAgents:
     for a host's first answer. `folder` keeps the commands' error output."""
 
     def __init__(self, hosts: Sequence[str], start: Callable[[str], str], folder: Path, patience: float) -> None:
-        self.hosts, self.start, self.folder, self.patience = tuple(hosts), start, folder, patience
+        self.start, self.folder, self.patience = start, folder, patience
         self.links: dict[str, AgentConnection] = {}
         self.reports = {host: HostReport(host) for host in hosts}
         self.token = secrets.token_bytes(32)
         self.bind = ""
-        self._probe: ReachabilityProbe | None = None
 
     def connect(self) -> None:
         """Start all agents and collect facts about their hosts; record a fault for a host that does not answer."""
         allow_descriptors()
-        for host in self.hosts:
+        for host in self.reports:
             log, command = self.folder / f"host-{host}.log", self.start(host)
             program = shlex.split(command)[0]
             if shutil.which(program) is None:
@@ -75,27 +75,30 @@ class HostAgents:
         report.faults += preflight.versions(link.host, report.facts, facts())
 
     def send_setup(
-        self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self, bind: str, hang_seconds: float, run_dir: Path, environment: Mapping[str, str], paths: Sequence[str] = ()
+    ) -> None:
         """Send every agent the launcher's address, run directory and token, and the `paths` that it looks for.
 
-        `bind`: the launcher's address, or "auto". Raises ClusterError where hosts see the launcher at addresses that
-        are not one of its own."""
+        `bind`: the launcher's address, or "auto". A marker file in `run_dir` shows the hosts whether they share it.
+        Raises ClusterError where hosts see the launcher at addresses that are not one of its own."""
         self.bind = self._own_address() if bind == "auto" else bind
 
         def ask(link: AgentConnection) -> None:
             answer = link.request(
                 "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
-                run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
-                environment=dict(environment or {}),
+                run_dir=str(run_dir), paths=list(paths), environment=dict(environment),
             )  # fmt: skip
             report = self.reports[link.host]
             report.address, report.interface = str(answer["address"]), str(answer["interface"])
-            report.shared, report.sees = run_dir is None or answer["shared"], answer["sees"]
+            report.shared, report.sees = answer["shared"], answer["sees"]
             link.patience = hang_seconds
 
-        self.each(ask)
+        marker = run_dir / mark(self.token.hex())
+        marker.touch()
+        try:
+            self.each(ask)
+        finally:
+            marker.unlink()
 
     def check_imports(self, targets: Mapping[str, str]) -> None:
         """Have every host import the classes that a configuration names by key; record a fault for those it cannot."""
@@ -113,7 +116,7 @@ class HostAgents:
         """Return the address at which the hosts see the launcher. Raises ClusterError if they see several.
 
         Where only the engine knows the hosts' addresses it is that of this machine's own name, as in a pod."""
-        remote = [host for host in self.hosts if self.reports[host].facts and not is_here(host)]
+        remote = [host for host, report in self.reports.items() if report.facts and not is_here(host)]
         seen: dict[str, str] = {}
         for host in remote:
             seen_as = self.reports[host].facts.get("client")
@@ -134,37 +137,33 @@ class HostAgents:
         listen."""
         targets: dict[str, str] = {}
         self.each(lambda link: targets.update({link.host: str(link.request("listen", ANSWER_SECONDS)["address"])}))
-        self._probe = self._listen()
-        targets[LAUNCHER] = self._probe.address
+        try:
+            probe = ReachabilityProbe(self.bind, self.token)
+        except OSError as error:
+            raise ClusterError(f"This machine cannot listen at {self.bind} ({error.strerror}); {BIND}.") from error
+        targets[LAUNCHER] = probe.address
         one_by_one, names = threading.Lock(), list(targets)
 
         def ask(link: AgentConnection) -> None:
             after = names.index(link.host) + 1  # each begins with the next: one probe does not serve all hosts at once
             others = {name: targets[name] for name in (*names[after:], *names[: after - 1])}
+            seconds = ANSWER_SECONDS
             if measure:
+                seconds = MEASURE_SECONDS
                 others.pop(LAUNCHER)
-                with one_by_one:
-                    answer = link.request("dial", MEASURE_SECONDS * len(others), targets=others, measure=True)
-            else:
-                answer = link.request("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
+            with one_by_one if measure else contextlib.nullcontext():
+                answer = link.request("dial", seconds * len(others), targets=others, measure=measure)
             report = self.reports[link.host]
             report.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
             report.faults += preflight.lines(link.host, targets, report.lines)
 
-        self.each(ask)
-        for host, where in targets.items():
-            if host != LAUNCHER:
-                self.reports[host].faults += preflight.unreachable_from_launcher(
-                    host, where, dial(where, self.token, False)
-                )
-        self._probe.close()
+        with contextlib.closing(probe):
+            self.each(ask)
+            for host, where in targets.items():
+                if host != LAUNCHER:
+                    line = dial(where, self.token, False)
+                    self.reports[host].faults += preflight.unreachable_from_launcher(host, where, line)
         self.each(lambda link: link.request("unlisten", ANSWER_SECONDS))
-
-    def _listen(self) -> ReachabilityProbe:
-        try:
-            return ReachabilityProbe(self.bind, self.token)
-        except OSError as error:
-            raise ClusterError(f"This machine cannot listen at {self.bind} ({error.strerror}); {BIND}.") from error
 
     def give_data(
         self, path: Path, fingerprint: str, cache: str | None, progress: Callable[[str, float], None]
@@ -230,8 +229,6 @@ class HostAgents:
         if self.links:
             with ThreadPoolExecutor(len(self.links)) as pool:
                 list(pool.map(AgentConnection.close, self.links.values()))
-        if self._probe is not None:
-            self._probe.close()
 
 
 def _sentence(host: str, error: Exception) -> str:
@@ -298,10 +295,9 @@ def examine(
     `runs`: the directory in which run directories are made, or one above it; it is seen whether hosts share it."""
     with tempfile.TemporaryDirectory(prefix=".gbactl-doctor-", dir=runs) as folder:
         agents = HostAgents(names, start, Path(folder), REACH_SECONDS)
-        (Path(folder) / mark(agents.token.hex())).touch()
         try:
             agents.connect()
-            agents.send_setup(bind, SILENT_SECONDS, Path(folder), environment=environment)
+            agents.send_setup(bind, SILENT_SECONDS, Path(folder), environment)
             agents.check_imports(targets)
             agents.lines(measure)
         finally:

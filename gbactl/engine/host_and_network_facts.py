@@ -2,7 +2,7 @@
 
 An agent collects and measures them on its host, and the launcher checks them. Reachability, latency and bandwidth are
 measured by plain TCP between two agents: a listener on one address serves only clients that send the run's token
-first, returns small messages and counts large ones. Costs a thread a connection meanwhile.
+first, and confirms each message, small or large. Costs a thread a connection meanwhile.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ def client_of_ssh() -> str | None:
 
 
 TOKEN_BYTES = 32
-PING, BULK = b"p", b"b"
 PING_BYTES, PINGS = 64, 200
 FIRST_BYTES, MOST_BYTES = 1 << 20, 256 << 20
 SECONDS = 5.0  # a connection that is silent for so long is closed
@@ -140,7 +139,7 @@ class ReachabilityProbe:
                     return
                 sock.sendall(b"+")
                 while True:
-                    _answer(sock)
+                    _receive(sock)
         finally:
             self._open.release()
 
@@ -151,15 +150,12 @@ class ReachabilityProbe:
         self._listener.close()
 
 
-def _answer(sock: socket.socket) -> None:
-    kind = receive_exactly(sock, 1)
-    if kind == PING:
-        sock.sendall(receive_exactly(sock, PING_BYTES))
-        return
+def _receive(sock: socket.socket) -> None:
+    """Receive a message of as many bytes as its header says, and confirm the last one."""
     (left,) = _COUNT.unpack(receive_exactly(sock, _COUNT.size))
-    if kind != BULK or left > MOST_BYTES:
+    if left > MOST_BYTES:
         raise ConnectionAbortedError
-    buffer = bytearray(1 << 18)
+    buffer = bytearray(min(left, 1 << 18))
     while left:
         got = sock.recv_into(buffer, min(left, len(buffer)))
         if got == 0:
@@ -180,20 +176,10 @@ def dial(address: str, token: bytes, measure: bool) -> LinkMeasurement:
             if not measure:
                 return LinkMeasurement()
             sock.settimeout(None)
-            return LinkMeasurement(_latency(sock), _bandwidth(sock))
+            round_trip = statistics.median(_send(sock, PING_BYTES) for _ in range(PINGS))
+            return LinkMeasurement(1e6 * round_trip / 2, _bandwidth(sock))
     except OSError as error:
         return LinkMeasurement(error=error.strerror or str(error) or type(error).__name__)
-
-
-def _latency(sock: socket.socket) -> float:
-    """Measure the latency in microseconds one way: half the median round trip of a small message."""
-    message, taken = PING + bytes(PING_BYTES), []
-    for _ in range(PINGS):
-        began = time.perf_counter()
-        sock.sendall(message)
-        receive_exactly(sock, PING_BYTES)
-        taken.append(time.perf_counter() - began)
-    return 1e6 * statistics.median(taken) / 2
 
 
 def _bandwidth(sock: socket.socket) -> float:
@@ -205,13 +191,11 @@ def _bandwidth(sock: socket.socket) -> float:
 
 
 def _send(sock: socket.socket, count: int) -> float:
-    """Send `count` bytes; returns the seconds until the receiver has confirmed the last one."""
-    block, left = bytes(1 << 20), count
+    """Send a message of `count` bytes; returns the seconds until the receiver has confirmed the last one."""
+    block = bytes(min(count, 1 << 20))
     began = time.perf_counter()
-    sock.sendall(BULK + _COUNT.pack(count))
-    while left:
-        part = min(left, len(block))
-        sock.sendall(memoryview(block)[:part])
-        left -= part
+    sock.sendall(_COUNT.pack(count) + block)
+    for sent in range(len(block), count, len(block)):
+        sock.sendall(memoryview(block)[: count - sent])
     receive_exactly(sock, 1)
     return time.perf_counter() - began

@@ -6,6 +6,7 @@ ENGINE (config/engine_interface.py), conf/cluster/NAME.yaml, one test. tests/int
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import socket
 import time
@@ -16,19 +17,21 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from gbactl.collective.base import RankSlot
-from gbactl.config import RunConfig
+from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.state import JOURNAL_FILE, writes_journal
-from gbactl.cpu import available_cores, open_turn_counters, places
+from gbactl.cpu import available_cores, open_turn_counters, place_of
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import (
     ProcessHandle,
     await_fork_server,
+    end_processes,
     send_startup_document,
     start_node,
     thread_environment,
 )
 from gbactl.engine.signals import deferred
 from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
+from gbactl.wire.auth import Peer
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
 from gbactl.wire.startup_document import StartupDocument
@@ -40,10 +43,9 @@ MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be kill
 class LaunchContext(Protocol):
     """Interface of the launcher to an engine: configuration, data and callbacks of one run (launch/training_run.py).
 
-    `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
+    `key`: the run's key for authentication."""
 
     cfg: RunConfig
-    config: dict[str, Any]
     dataset: Dataset
     run_dir: Path
     key: bytes
@@ -78,19 +80,19 @@ class ChildProcess:
 
     def only_noticed(self) -> bool:
         """Return whether a child ended only as a consequence of another process's failure."""
-        try:
-            text = self.log.read_text(errors="replace")
-        except OSError:
-            return False
+        text = self._log_text()
         return NOTICED_LINE in text and FAILED_LINE not in text
 
     def _reason(self) -> str:
-        try:
-            lines = self.log.read_text(errors="replace").splitlines()
-        except OSError:
-            lines = []
+        lines = self._log_text().splitlines()
         messages = [line.split(mark, 1)[1] for mark in (NOTICED_LINE, FAILED_LINE) for line in lines if mark in line]
         return messages[-1] if messages else f"it left no message; look into {self.log}."
+
+    def _log_text(self) -> str:
+        try:
+            return self.log.read_text(errors="replace")
+        except OSError:
+            return ""
 
 
 def _signal(number: int) -> str:
@@ -104,29 +106,18 @@ class RunProcesses:
     """Processes of one run on this host: start, watch, replace and stop them."""
 
     def __init__(self, launch: LaunchContext) -> None:
-        self.cfg, self.config, self.dataset = launch.cfg, launch.config, launch.dataset
-        self.run_dir, self.key = launch.run_dir, launch.key
+        self.cfg, self.dataset, self.run_dir, self.key = launch.cfg, launch.dataset, launch.run_dir, launch.key
         self.running: list[ChildProcess] = []
         self.abandoned: list[ChildProcess] = []  # processes that failed or are taken as failed; no longer waited for
         # every process is ready; from then on the coordinator decides which failures the run survives
         self.all_ready = False
+        self.rank_slots: list[RankSlot] | None = None  # of an all-reduce over several hosts
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
-        self._core_assignments: list[tuple[int, int, int]] = []
         self._turn_counters: BinaryIO | None = None
-        self._incarnations: Counter[str] = Counter()
+        self.incarnations: Counter[str] = Counter()  # current incarnation numbers by process name
         self._listener: socket.socket | None = None  # listening socket of the coordinator
-        self._coordinator_tries, self._coordinators = MOST_COORDINATOR_TRIES, 0
-
-    @property
-    def bind(self) -> str:
-        """Address on which the coordinator and the all-reduce's rendezvous listen."""
-        return self.cfg.cluster.bind
-
-    @property
-    def rank_slots(self) -> list[RankSlot] | None:
-        """Host and local rank of each rank of an all-reduce over several hosts; None if all are on this host."""
-        return None
+        self._coordinator_tries = MOST_COORDINATOR_TRIES
 
     def prepare(self) -> None:
         """Prepare the hosts before any process starts; this host needs no preparation."""
@@ -134,30 +125,16 @@ class RunProcesses:
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
         await_fork_server()
-        listener = self._listener = listen(local(self.bind, self.cfg.cluster.transport))
+        listener = self._listener = listen(local(self.cfg.cluster.bind, self.cfg.cluster.transport))
         self.coordinator = address_of(listener)
-        self._spawn("coordinator", 0, 1, {}, listener)
+        self._spawn("coordinator", 0)
         if not writes_journal(self.cfg):
             listener.close()
         for index in range(self.cfg.cluster.servers):
-            self._start_server(index)
-        self._start_workers(worker_environment)
-
-    def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Start the workers; assign shares of cores where workers must share them (gbactl/cpu.py)."""
-        cores, self._environments = available_cores(), environments
-        self._turn_counters = board = open_turn_counters(len(cores))
-        self._core_assignments = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
-        for index in range(len(environments)):
-            self._start_worker(index)
-
-    def _start_worker(self, index: int) -> None:
-        place = self._core_assignments[index] if self._core_assignments else None
-        incarnation = self._incarnations[f"W{index}"]
-        self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, incarnation=incarnation)
-
-    def _start_server(self, index: int) -> None:
-        self._spawn("server", index, 1, {}, incarnation=self._incarnations[f"S{index}"])
+            self._spawn("server", index)
+        self._environments = worker_environment
+        for index in range(len(worker_environment)):
+            self._spawn("worker", index)
 
     def stop_watching(self, name: str, kill: bool = False) -> None:
         """Stop watching a failed process, so that its exit does not count as a failure of the run.
@@ -170,12 +147,16 @@ class RunProcesses:
         self.running = [child for child in self.running if child.name != name]
 
     @property
+    def coordinator_killed(self) -> bool:
+        """Whether the coordinator's process was killed by a signal."""
+        code = self.running[0].process.poll() if self.running else None
+        return code is not None and code < 0
+
+    @property
     def coordinator_replaceable(self) -> bool:
         """Whether the coordinator was killed and can be replaced."""
-        code = self.running[0].process.poll() if self.running else None
-        killed = code is not None and code < 0 and self.all_ready
         saved = writes_journal(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
-        return killed and self._coordinator_tries > 0 and saved
+        return self.coordinator_killed and self.all_ready and self._coordinator_tries > 0 and saved
 
     def replace_coordinator(self, failure: str, last_sign: float) -> None:
         """Start a replacement coordinator on the same listening socket.
@@ -184,44 +165,39 @@ class RunProcesses:
         clock."""
         self.abandoned.append(self.running.pop(0))
         self._coordinator_tries -= 1
-        self._coordinators += 1
-        self._spawn(
-            "coordinator", 0, 1, {}, self._listener, incarnation=self._coordinators,
-            coordinator_failure=(time.monotonic(), failure, last_sign),
-        )  # fmt: skip
+        self.incarnations["C"] += 1
+        self._spawn("coordinator", 0, (time.monotonic(), failure, last_sign))
         self.running.insert(0, self.running.pop())
 
     def coordinator_continues(self) -> None:
         """Record that the replacement coordinator continues the run; resets the count of failed replacements."""
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
-    def incarnation(self, name: str) -> int:
-        """Return the current incarnation number of a worker or server."""
-        return self._incarnations[name]
-
     def replace(self, name: str, again: bool = False) -> None:
         """Start a replacement for a failed worker or server.
 
         `again`: the failed one was a replacement itself, and never became ready."""
-        self._incarnations[name] += 1
-        start = self._start_server if name[0] == "S" else self._start_worker
-        start(int(name[1:]))
+        self.incarnations[name] += 1
+        self._spawn("server" if name[0] == "S" else "worker", int(name[1:]))
 
-    def _spawn(
-        self, role: str, index: int, threads: int, environment: dict[str, str],
-        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, incarnation: int = 0,
-        coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0),
-    ) -> None:  # fmt: skip
-        fd = -1 if listener is None else listener.fileno()
+    def _spawn(self, role: str, index: int, coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0)) -> None:
+        """Start a process of the run; a coordinator inherits the listening socket."""
+        threads, environment = (self.cfg.threads, self._environments[index]) if role == "worker" else (1, {})
+        fd = self._listener.fileno() if role == "coordinator" and self._listener is not None else -1
         boot = StartupDocument(
-            role, index, self.key.hex(), self.coordinator, str(self.run_dir),
-            str(self.dataset.path), self.config, fd, place, incarnation, coordinator_failure=coordinator_failure,
+            role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset.path),
+            to_dict(self.cfg), fd, incarnation=self.incarnations[str(Peer(role, index))],
+            coordinator_failure=coordinator_failure,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)
 
     def _begin(self, boot: StartupDocument, environment: dict[str, str], log: Path) -> None:
-        """Start a process on this host and send it its start-up document."""
+        """Start a process on this host and send it its start-up document; pin a worker that shares its core."""
+        if boot.role == "worker" and self.cfg.cluster.pin == "auto":
+            self._turn_counters = self._turn_counters or open_turn_counters(len(available_cores()))
+            place = place_of(boot.index, len(self._environments), self._turn_counters)
+            boot = dataclasses.replace(boot, place=place)
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
         with deferred():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
@@ -260,14 +236,8 @@ class RunProcesses:
         """Terminate all running processes, kill those that do not end in time, and reap all."""
         for child in self.abandoned:
             child.process.kill()
-        for child in self.running:
-            if child.process.poll() is None:
-                child.process.terminate()
-        if not self.wait(GRACE_SECONDS):
-            for child in self.running:
-                if child.process.poll() is None:
-                    child.process.kill()
-        for child in (*self.running, *self.abandoned):
+        end_processes([child.process for child in self.running], GRACE_SECONDS)
+        for child in self.abandoned:
             child.process.wait()
         if self._turn_counters is not None:
             self._turn_counters.close()

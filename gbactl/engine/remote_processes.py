@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.collective.base import RankSlot
-from gbactl.config import to_dict
 from gbactl.engine import preflight
-from gbactl.engine.agent import NODE, mark
+from gbactl.engine.agent import NODE
 from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
@@ -33,14 +32,16 @@ class RemoteProcess(ProcessHandle):
 
     pid: int = 0
 
-    def __init__(self, link: AgentConnection, name: str, **request: Any) -> None:
-        """Start the process through its host's agent; if that fails, it counts as failed."""
+    def __init__(self, link: AgentConnection, name: str) -> None:
         self.link, self.name = link, name
         self.start_error = ""  # reason why the process could not be started
         self._code: int | None = None
         self._stopped = threading.Event()
+
+    def start(self, **request: Any) -> None:
+        """Start the process through its host's agent; if that fails, it counts as failed."""
         try:
-            self.pid = int(link.request("start", START_SECONDS, name=name, **request)["pid"])
+            self.pid = int(self.link.request("start", START_SECONDS, name=self.name, **request)["pid"])
         except ClusterError as error:
             self.start_error = str(error)
             self.ended(FAILED)
@@ -112,18 +113,7 @@ class RemoteRunProcesses(RunProcesses):
         self._restores = replaces and cluster.lost_worker == "replace"
         self._restoring: list[HostAgents] = []
         self._stopped = threading.Event()
-        self._log_lock = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
-        self._early_exits: dict[str, int] = {}
-        self._rank_slots: list[RankSlot] | None = None
-
-    @property
-    def bind(self) -> str:
-        return self.agents.bind
-
-    @property
-    def rank_slots(self) -> list[RankSlot] | None:
-        return self._rank_slots
 
     # -- before anything trains ---------------------------------------------------------------------
 
@@ -141,31 +131,17 @@ class RemoteRunProcesses(RunProcesses):
         for link in agents.links.values():
             self._watch(link)
         interfaces = {host: report.interface for host, report in agents.reports.items()}
-        self._rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
-        self._set_host_dependent_keys(cluster.threads or self._threads())
+        self.rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
+        known = dataclasses.replace(cluster, threads=cluster.threads or self._threads(), bind=agents.bind)
+        self.cfg = dataclasses.replace(self.cfg, cluster=known)
 
     def _connect(self, agents: HostAgents) -> None:
         """Start agents, and check what their hosts have and see."""
-        agents.connect()
-        seen = self.run_dir / mark(agents.token.hex())
-        seen.touch()
-        try:
-            self._send_setup(agents)
-        finally:
-            seen.unlink()
-
-    def _send_data(self, agents: HostAgents) -> None:
-        """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
-        if self.cfg.collects and len(self.hosts) > 1:
-            for host, report in agents.reports.items():
-                report.faults += preflight.ring(host, report.facts, report.address)
-        agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.show_step)
-
-    def _send_setup(self, agents: HostAgents) -> None:
         cfg = self.cfg
+        agents.connect()
         environment = preflight.forwarded_environment(cfg)
         paths = [] if cfg.resume is None else [cfg.resume]
-        agents.send_setup(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        agents.send_setup(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, environment, paths)
         for host, report in agents.reports.items():
             if cfg.checkpoint.name != "none" and not report.shared:
                 folder = str(self.run_dir)
@@ -173,6 +149,13 @@ class RemoteRunProcesses(RunProcesses):
             for path in (path for path, visible in report.sees.items() if not visible):
                 report.faults.append(preflight.path_not_visible(host, "the checkpoint", path, "another resume="))
         agents.check_imports(preflight.named_classes(cfg))
+
+    def _send_data(self, agents: HostAgents) -> None:
+        """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
+        if self.cfg.collects and len(self.hosts) > 1:
+            for host, report in agents.reports.items():
+                report.faults += preflight.ring(host, report.facts, report.address)
+        agents.give_data(self.dataset.path, self.dataset.fingerprint, self.cfg.data.get("cache"), self.show.show_step)
 
     def _check_memory(self) -> None:
         for host, count in preflight.bytes_on(self.cfg, self.dataset, self.placed).items():
@@ -186,12 +169,6 @@ class RemoteRunProcesses(RunProcesses):
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(report.facts["cores"]) for host, report in self.agents.reports.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.compute_threads) for host in set(workers)))
-
-    def _set_host_dependent_keys(self, threads: int) -> None:
-        """Write the values that depend on the hosts (threads, bind address) into the run's configuration."""
-        cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
-        self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
-        self.config = to_dict(self.cfg)
 
     # -- hosts that are lost ------------------------------------------------------------------------
 
@@ -243,12 +220,6 @@ class RemoteRunProcesses(RunProcesses):
 
     # -- processes ----------------------------------------------------------------------------------
 
-    def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Start the workers; each host's agent assigns its shared cores."""
-        self._environments = environments
-        for index in range(len(environments)):
-            self._start_worker(index)
-
     def replace(self, name: str, again: bool = False) -> None:
         """Start a replacement, on another host if the process's own host is lost.
 
@@ -293,15 +264,10 @@ class RemoteRunProcesses(RunProcesses):
             return
         name = str(boot.peer)
         log.touch()
-        process = RemoteProcess(
-            self.agents.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
-            seat=self._place_among_workers(name),
-        )  # fmt: skip
-        with self._log_lock:
-            self._remote[boot.log_name] = process
-            exit_code = self._early_exits.pop(boot.log_name, None)
-        if exit_code is not None:
-            process.ended(exit_code)
+        process = RemoteProcess(self.agents.links[self.placed[name]], boot.log_name)
+        self._remote[boot.log_name] = process  # its agent may report its end before it confirms its start
+        seat = self._place_among_workers(name)
+        process.start(boot=dataclasses.asdict(boot), environment=environment, seat=seat)
         self.running.append(StartedRemoteProcess(name, process, log))
 
     def _place_among_workers(self, name: str) -> list[int] | None:
@@ -320,15 +286,10 @@ class RemoteRunProcesses(RunProcesses):
             return
         data, code = fields.get("data"), fields.get("code")
         if kind == "log" and isinstance(data, bytes):
-            with self._log_lock, (self.run_dir / "logs" / f"{name}.log").open("ab") as file:
+            with (self.run_dir / "logs" / f"{name}.log").open("ab") as file:
                 file.write(data)
-        elif kind == "exited" and isinstance(code, int):
-            with self._log_lock:
-                process = self._remote.get(name)
-                if process is None:
-                    self._early_exits[name] = code
-            if process is not None:
-                process.ended(code)
+        elif kind == "exited" and isinstance(code, int) and name in self._remote:
+            self._remote[name].ended(code)
 
     def stop(self) -> None:
         """Stop all processes, then all agents."""

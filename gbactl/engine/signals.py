@@ -37,14 +37,13 @@ _recording: list[None] = []
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable(outcome: str = "") -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `raise_if_stopped`.
 
-    Elsewhere than in the main thread it does nothing. Where Ctrl-C or SIGHUP is ignored or has a handler already, it
-    stays as it is. SIGUSR1 counts too where its handler is `stop_at_once`."""
-    if threading.current_thread() is not threading.main_thread():  # a training that a program has started in a thread
-        yield
-        return
+    Elsewhere than in the main thread signals stay as they are. Where Ctrl-C or SIGHUP is ignored or has a handler
+    already, it stays as it is. SIGUSR1 counts too where its handler is `stop_at_once`. `outcome`: that of a Stopped
+    error which has none of its own."""
+    main = threading.current_thread() is threading.main_thread()  # else a program has started the training in a thread
     numbers = [number for number, handler in DEFAULT.items() if signal.getsignal(number) is handler]
 
     def stop(number: int, _: object) -> None:
@@ -54,13 +53,17 @@ def stoppable() -> Iterator[None]:
         if not _deferring and len(_received) > len(_recording):
             raise Stopped(_received[0])
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, *numbers)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, *numbers)} if main else {}
     try:
         yield
+    except Stopped as stopped:
+        stopped.outcome = stopped.outcome or outcome
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _received.clear()
+        if main:
+            _received.clear()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import textwrap
 from typing import Any, get_type_hints
@@ -110,7 +109,7 @@ def _overview() -> str:
     )
     lines += ["", "Single keys:", ""]
     for key, entry in conf_catalogue.single_keys().items():
-        lines += _wrapped(f"  {key}={_typed(entry.value)}".ljust(18) + "  ", entry.comment)
+        lines += _wrapped(f"  {key}={entry.typed}".ljust(18) + "  ", entry.comment)
     return "\n".join(lines)
 
 
@@ -139,7 +138,7 @@ def _keys(group: str, option: str | None) -> list[str]:
         keys |= {key: entry for key, entry in found.items() if key not in keys}
     return [
         line for key, entry in keys.items() if key not in ("name", "plans")
-        for line in _wrapped(f"  {group}.{key}={_typed(entry.value)}".ljust(38) + "  ", entry.comment)
+        for line in _wrapped(f"  {group}.{key}={entry.typed}".ljust(38) + "  ", entry.comment)
     ]  # fmt: skip
 
 
@@ -156,7 +155,7 @@ def _key(key: str, found: dict[str, Entry]) -> str:
         kind = f"one of {', '.join(found)}"
     defaults, meanings = dict[str, list[str]](), dict[str, list[str]]()
     for option, entry in found.items():
-        defaults.setdefault(_typed(entry.value), []).append(option)
+        defaults.setdefault(entry.typed, []).append(option)
         meanings.setdefault(entry.comment, []).append(option)
     everywhere = not dot or len(found) == max(1, len(conf_catalogue.options(group)))
     acts = when_effective(key) if everywhere else f"with {group}= {' | '.join(found)}"
@@ -170,7 +169,3 @@ def _key(key: str, found: dict[str, Entry]) -> str:
 
 def _of(group: str, options: list[str], several: int) -> str:
     return f" ({group}= {' | '.join(options)})" if several > 1 else ""
-
-
-def _typed(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def find(cfg: RunConfig) -> dict[str, Any] | None:
     cell = cell_of(cfg, data_fingerprint(cfg.data))
     with suppress(OSError, ValueError):
         path = Path((INDEX / cell).read_text() if cfg.run_dir is None else cfg.run_dir)
-        result: dict[str, Any] = json.loads((path / run_dirs.RESULT).read_text())
+        result = run_dirs.read_result(path)
         if (result.get("status"), result.get("cell")) == ("FINISHED", cell) and _tracked_alike(path, cfg.tracking):
             return result
     return None

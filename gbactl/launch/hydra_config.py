@@ -45,13 +45,13 @@ from gbactl.conf_catalogue import (
     unknown,
 )
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
-from gbactl.config.engine_interface import AUTO, detected_engine, engine_named, with_engine
+from gbactl.config.engine_interface import AUTO, detected_engine, engine_named
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import shown_path
-from gbactl.launch.resume import group_choices, resumed
+from gbactl.launch.resume import group_choices, key_of, resumed
 from gbactl.launch.sweep_parent_run import (
     SweepCallback,
     SweepOptions,
@@ -65,6 +65,7 @@ from gbactl.switching.auto_controller import GBA, SYNC
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ESCAPED = re.compile(r"\$\\\{([\w.]+)\\\}")  # ${KEY} in an override, as Hydra's sweeper writes it
+CHOSEN_AUTO = re.compile(r"(cluster=(?:.*,)?)auto(?=,|$)")
 ROOT_CONFIG = ROOT.removesuffix(".yaml")
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
@@ -110,7 +111,7 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     if target is not None and file.get("target") != target:
         common = COMMON.get(group)
         kept = {"name", "target", "cache"} if common is None else {each.name for each in dataclasses.fields(common)}
-        kept |= {text.lstrip("+").partition("=")[0].removeprefix(f"{group}.") for text in typed}
+        kept |= {key_of(text).removeprefix(f"{group}.") for text in typed}
         found = {key: value for key, value in found.items() if key in kept or key not in file}
         if found["name"] == file.get("name"):
             found["name"] = str(target).rpartition(".")[2]
@@ -159,12 +160,12 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_shown_engine(overrides: Sequence[str]) -> list[str]:
-    """Replace cluster=auto in overrides by the engine of the surroundings, and print it on standard error."""
-    found = with_engine(overrides)
-    if found != list(overrides):
-        name = detected_engine(os.environ)
-        print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
-    return found
+    """Replace cluster=auto, also in a sweep's list, by the engine of the surroundings, printed on standard error."""
+    if not any(map(CHOSEN_AUTO.match, overrides)):
+        return list(overrides)
+    name = detected_engine(os.environ)
+    print(f"cluster={AUTO}: in {engine_named(name).surroundings}, so cluster={name}", file=sys.stderr, flush=True)
+    return [CHOSEN_AUTO.sub(rf"\g<1>{name}", text) for text in overrides]
 
 
 def compose(overrides: list[str]) -> RunConfig:

@@ -17,7 +17,7 @@ from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
 from gbactl.launch.run_dir import CONFIG, find
 from gbactl.policies.policy import names
-from gbactl.report.failures_and_slowdowns import SLOW, shares_of
+from gbactl.report.failures_and_slowdowns import SLOW, phase_shares, shares_of
 from gbactl.switching.switch_descriptions import answer, switch_sentence
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def _workers(found: Status) -> RenderableType:
 
 def server_shares(found: Status) -> dict[str, dict[str, float]]:
     """Compute the share of time that each server spent in each activity in the latest second of training."""
-    each = {name: shares_of(times) for name, times in found.get("times", {}).items() if name.startswith("S")}
-    return {name: shares for name, shares in each.items() if shares}
+    each = phase_shares({"processes": found.get("times")})
+    return {name: shares for name, shares in each.items() if name.startswith("S")}
 
 
 def _servers(each: Mapping[str, Mapping[str, float]]) -> RenderableType:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
@@ -105,7 +105,6 @@ class ProgressDisplay:
         self.job = JobProgress()
         self._bar: Progress | None = None
         self._length = BarColumn(LONGEST_BAR)
-        self._task: TaskID | None = None
         self._last_line = 0.0
         self._last_text = ""
 
@@ -168,9 +167,8 @@ class ProgressDisplay:
             columns = TextColumn("  {task.description}"), self._length, TextColumn("{task.fields[detail]}")
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(text, total=1.0, detail="")
-        assert self._task is not None
-        self._bar.update(self._task, completed=fraction, description=text, detail=detail)
+            self._bar.add_task(text, total=1.0, detail="")
+        self._bar.update(self._bar.task_ids[0], completed=fraction, description=text, detail=detail)
 
     def show_hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print the table of preflight results, one row for each host."""

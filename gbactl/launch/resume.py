@@ -106,7 +106,7 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
     name = named(arguments)
     if name is None:
         return []
-    typed, files = _keys(arguments), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
+    typed, files = set(map(key_of, arguments)), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
     if wrong := [group for group in NOT_BESIDE if group in typed]:
         raise UsageError(f"resume= goes on with that run's own configuration; leave {wrong[0]}= out.")
     config = find(name).last.config
@@ -124,7 +124,7 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     chain = find(str(values[KEY]))
     stored = config_at(chain)
     for text in typed:
-        key = text.lstrip("+").partition("=")[0].replace(".options.", ".")
+        key = key_of(text).replace(".options.", ".")
         if text.startswith("~"):
             raise UsageError(f"resume= takes no {text}; type KEY=VALUE.")
         _take_over(stored, values, key.split("."))
@@ -137,9 +137,9 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     return stored
 
 
-def _keys(arguments: Iterable[str]) -> set[str]:
-    """Return the keys of overrides, left of "="."""
-    return {text.lstrip("+").partition("=")[0] for text in arguments}
+def key_of(override: str) -> str:
+    """Return the key of an override, left of "="."""
+    return override.lstrip("+").partition("=")[0]
 
 
 def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:

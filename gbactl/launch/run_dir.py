@@ -42,9 +42,7 @@ def create(cfg: RunConfig) -> Path:
     """Create a run's directory. Raises UsageError when run_dir= names one that already holds a run."""
     path = new_path(cfg)
     try:
-        (path / "logs").mkdir(parents=True, exist_ok=True)
-        keep_room(path)
-        write_config(path, cfg)
+        _fill(path, cfg)
     except OSError as error:
         reason = error.strerror
         raise UsageError(f"The run directory {path} cannot be made ({reason}); type another run_dir=.") from error
@@ -56,12 +54,16 @@ def new_path(cfg: RunConfig) -> Path:
 
     Raises UsageError when run_dir= names one that already holds a run."""
     if cfg.run_dir is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        return Path("runs") / f"{stamp}-{cfg.mode.name}-s{cfg.seed}-{secrets.token_hex(3)}"
+        return unused(f"{cfg.mode.name}-s{cfg.seed}")
     path = Path(cfg.run_dir)
     if (path / CONFIG).exists():
         raise UsageError(f"{path} already holds a run; type another run_dir= or remove it.")
     return path
+
+
+def unused(what: str) -> Path:
+    """Return a new name for a directory in runs/: the time, `what` it is of, and six random digits."""
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(3)}"
 
 
 def is_of(path: Path, cfg: RunConfig) -> bool:
@@ -75,9 +77,15 @@ def reopen(path: Path, cfg: RunConfig) -> None:
     """Reopen a run's directory to resume it; earlier files are kept under numbered names."""
     set_aside(path)
     with room_needed(path):
-        (path / "logs").mkdir()
-        keep_room(path)
-        write_config(path, cfg)
+        _fill(path, cfg)
+
+
+def _fill(path: Path, cfg: RunConfig) -> None:
+    """Make a run's directory: a folder for logs, the configuration, and disk space for result.json. Raises OSError."""
+    (path / "logs").mkdir(parents=True, exist_ok=True)
+    with (path / ROOM).open("wb") as file:
+        take_room(file.fileno(), ROOM_BYTES)
+    (path / CONFIG).write_text(_as_yaml(cfg))
 
 
 def set_aside(path: Path) -> None:
@@ -87,12 +95,6 @@ def set_aside(path: Path) -> None:
         stem, dot, suffix = name.partition(".")
         if (path / name).exists():
             (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
-
-
-def keep_room(path: Path) -> None:
-    """Reserve disk space for result.json until it is written. Raises OSError."""
-    with (path / ROOM).open("wb") as file:
-        take_room(file.fileno(), ROOM_BYTES)
 
 
 def lock(path: Path) -> FileLock:
@@ -105,21 +107,22 @@ def lock(path: Path) -> FileLock:
     return held
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a run directory's result.json; {} without one that can be read."""
+    with suppress(OSError, ValueError):
+        found = json.loads((path / RESULT).read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def tracked_as(path: Path) -> str | None:
     """Return the MLflow run id in a run directory's result.json; None without one."""
-    try:
-        found = json.loads((path / RESULT).read_text()).get("run_id")
-    except (OSError, ValueError, AttributeError):
-        return None
+    found = read_result(path).get("run_id")
     return found if isinstance(found, str) else None
 
 
-def write_config(path: Path, cfg: RunConfig) -> None:
-    """Write the resolved configuration, as YAML that `gbactl train` understands."""
-    (path / CONFIG).write_text(_as_yaml(cfg))
-
-
 def _as_yaml(cfg: RunConfig) -> str:
+    """Write the resolved configuration as YAML that `gbactl train` understands."""
     import yaml
 
     return yaml.safe_dump(to_dict(cfg), sort_keys=False)

@@ -8,7 +8,6 @@ has left in run_dir=, from the newest checkpoint, or from the beginning where th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -16,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from gbactl.engine.slurm import error_text, run_slurm
 from gbactl.errors import ClusterError, Stopped, UsageError, require
@@ -34,8 +32,10 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
 
     `more`: options of gbactl train that the job has too. Raises UsageError, and ClusterError for a refused submission
     or a run that fails."""
+    from gbactl.launch.run_dir import read_result
+
     run, script = _write(list(overrides), more)
-    before, job = _result(run), FollowedJob(script, run / OUTPUT)
+    before, job = read_result(run), FollowedJob(script, run / OUTPUT)
     job.say(f"is submitted; its script, output and run are in {run}")
     cancelled = False
     while True:
@@ -49,7 +49,7 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
                 raise Stopped(signal.SIGINT, outcome) from None
             cancelled = True
             job.cancel()
-    after = _result(run)
+    after = read_result(run)
     if after == before or after.get("status") != "FINISHED":
         how = "was cancelled" if cancelled else "has ended, and its run has not finished"
         raise ClusterError(f"Job {job.number} {how}; its output is in {run / OUTPUT}.")
@@ -170,16 +170,6 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     return run.resolve(), script
 
 
-def _result(run: Path) -> dict[str, Any]:
-    """Read a run's result.json; {} without one."""
-    from gbactl.launch.run_dir import RESULT
-
-    with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((run / RESULT).read_text())
-        return found
-    return {}
-
-
 # -- within the job ---------------------------------------------------------------------------------
 
 
@@ -193,13 +183,14 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
         yield overrides
         return
     from gbactl.engine.signals import NOTHING, stop_at_once
+    from gbactl.launch.run_dir import read_result
 
     run, restarted = Path(typed["run_dir"].strip("'\"")), os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     signal.signal(signal.SIGUSR1, stop_at_once)
     try:
         yield _continued(run, overrides) if restarted else overrides
     except Stopped as stopped:
-        if stopped.number == signal.SIGUSR1 and _result(run).get("status") != "FINISHED":
+        if stopped.number == signal.SIGUSR1 and read_result(run).get("status") != "FINISHED":
             job = os.environ["SLURM_JOB_ID"]
             in_vain = restarted and stopped.outcome in ("", NOTHING)  # it could go on so for ever
             if in_vain:

@@ -22,22 +22,22 @@ from gbactl.wire.node_connections import SocketHub
 from gbactl.wire.socket_channel import SocketChannel
 
 LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
-Check = Callable[[RunProcesses, tuple[str, bool] | None, bool], None]
 
 
 class CoordinatorConnection:
     """Launcher's connection to the current coordinator; `say` prints a sentence.
 
-    A `Check` raises where a child's end ends the run."""
+    `check` raises where a child's end ends the run."""
 
-    def __init__(self, children: RunProcesses, hub: SocketHub, say: Callable[[str], None]) -> None:
-        self.children, self.hub, self.say = children, hub, say
+    def __init__(
+        self, children: RunProcesses, hub: SocketHub, say: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        self.children, self.hub, self.say, self.check = children, hub, say, check
         self._channel: SocketChannel | None = None
         self._last_message = self._last_check = time.monotonic()
-        self._failure = "death"
         self._error: WireError | None = None
 
-    def connect(self, check: Check) -> None:
+    def connect(self) -> None:
         """Connect to the coordinator; if a process has failed meanwhile, raise that process's error.
 
         The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
@@ -49,10 +49,10 @@ class CoordinatorConnection:
             dialling.join(LOOK_SECONDS)
             if self.children.coordinator_replaceable:
                 self.children.replace_coordinator("death", self._last_message)
-            check(self.children, self.children.failure(), self.children.ended())
+            self.check()
         if self._error is not None:
             self.children.wait(1.0)
-            check(self.children, self.children.failure(), self.children.ended())
+            self.check()
             raise self._error
         self._last_message = self._last_check = time.monotonic()
 
@@ -68,22 +68,16 @@ class CoordinatorConnection:
         if self._channel is not None:
             self._channel.send(event)
 
-    @property
-    def was_killed(self) -> bool:
-        """Whether the coordinator's process was killed by a signal."""
-        code = self.children.running[0].process.poll()
-        return code is not None and code < 0
+    def failure(self) -> str:
+        """Return how a coordinator that can be replaced has failed, "hang" or "death", else ""; kill one that hangs."""
+        found = "hang" if self._silent() else "death"
+        return found if self.children.coordinator_replaceable else ""
 
-    def has_failed(self) -> bool:
-        """Return whether the coordinator has failed and can be replaced; kill it first if it hangs."""
-        self._failure = "hang" if self._silent() else "death"
-        return self.children.coordinator_replaceable
-
-    def replace(self, check: Check) -> None:
+    def replace(self, failure: str) -> None:
         """Start a replacement coordinator and connect to it."""
         self.say("  C is gone; another one goes on from its journal.")
-        self.children.replace_coordinator(self._failure, self._last_message)
-        self.connect(check)
+        self.children.replace_coordinator(failure, self._last_message)
+        self.connect()
 
     def _silent(self) -> bool:
         """Kill the coordinator if it was silent for too long; returns whether it was killed.
@@ -123,7 +117,7 @@ class Replacements:
         self.children.all_ready |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
-            if event.fields.get("epoch", self.children.incarnation(name)) < self.children.incarnation(name):
+            if event.fields.get("epoch", self.children.incarnations[name]) < self.children.incarnations[name]:
                 return  # the event was repeated by a replacement coordinator
             self.children.stop_watching(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shlex
 import sys
 import time
@@ -28,6 +27,7 @@ from gbactl.config import TrackingConfig
 from gbactl.errors import UsageError, require
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
+from gbactl.launch.resume import key_of
 from gbactl.tracking.final_metrics import tags_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
@@ -117,7 +117,7 @@ class OpenSweep:
         """Store the best trials, with the command that repeats the first, and tag the parent run with them."""
         self.best = best
         if self.tracked is not None:
-            self.tracked.tag(gbactl_best="\n".join(text for _, text in best))
+            self.tracked.tag({"gbactl.best": "\n".join(text for _, text in best)})
 
     def show(self) -> None:
         """Print the comparison of the sweep's runs, and what to type next, on standard output."""
@@ -200,7 +200,7 @@ class SweepCallback(Callback):
             return
         self.uri = tracking_uri(tracking["uri"])
         overrides = _typed(config)
-        folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{SWEEP}-{secrets.token_hex(3)}"
+        folder = run_dirs.unused(SWEEP)
         folder.mkdir(parents=True)
         lock = run_dirs.lock(folder)
         tags = {
@@ -253,7 +253,7 @@ def _typed(config: DictConfig) -> list[str]:
     return [str(text) for text in found]
 
 
-def best_trials(found: Mapping[str, Any], overrides: Sequence[Any], objective: Sequence[str]) -> list[tuple[str, str]]:
+def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: Sequence[str]) -> list[tuple[str, str]]:
     """List the best trials that Optuna has `found`, and the command that trains the first of them again.
 
     There are several of two objectives: none of them is better in both. `overrides`: those of the sweep."""
@@ -266,7 +266,7 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[Any], objective: S
     ]
     lines = [("best trial", f"{' '.join(keys)}: {reached}") for keys, reached in zip(typed, values, strict=True)]
     varied = {*trials[0]["params"], "objective", "rerun", "run_dir"}
-    kept = [str(text) for text in overrides if str(text).lstrip("+").partition("=")[0] not in varied]
+    kept = [text for text in overrides if key_of(text) not in varied]
     return [*lines, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
 
 

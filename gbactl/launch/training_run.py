@@ -16,7 +16,7 @@ from gbactl import shared_memory_names
 from gbactl.atomic_files import room_needed
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.base import Rendezvous
-from gbactl.config import RunConfig, flatten, rounds, to_dict
+from gbactl.config import RunConfig, flatten, rounds, samples_of, to_dict
 from gbactl.config.run_config import effective_keys
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
@@ -101,12 +101,8 @@ def train(
 
     `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON.
     `display` shows progress and result. `trace`: write a trace of the processes' activities."""
-    try:
-        with stoppable():
-            return _train(cfg, command or CommandLine(), as_json, display, trace)
-    except Stopped as stopped:
-        stopped.outcome = stopped.outcome or NOTHING
-        raise
+    with stoppable(NOTHING):
+        return _train(cfg, command or CommandLine(), as_json, display, trace)
 
 
 def train_switching(overrides: list[str], as_json: bool) -> None:
@@ -140,7 +136,7 @@ def _train(
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
-    show.job = JobProgress(sum(dataset.splits[part.split].rows for part in plan))
+    show.job = JobProgress(samples_of(dataset, cfg.train))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
     obstacle = check_model(cfg, dataset)
@@ -212,7 +208,7 @@ class LaunchedRun:
     ) -> None:
         self.job, self.command = job or StartingPoint(), command or CommandLine()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
-        self.config, self.cell = to_dict(cfg), finished_sweep_cells.cell_of(cfg, dataset.fingerprint)
+        self.cell = finished_sweep_cells.cell_of(cfg, dataset.fingerprint)
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
@@ -221,15 +217,15 @@ class LaunchedRun:
         self.warnings: list[str] = []
         self.injected: list[dict[str, Any]] = []
         self.injection: FaultInjection | None = None
-        self.replacements: Replacements | None = None
         self.switches: list[dict[str, Any]] = []
         self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
         self.system = SystemMetrics()
         self.control: ControlSocket | None = None
-        self.coordinator: CoordinatorConnection | None = None
         self.rendezvous: Rendezvous | None = None
         self.stop = StopRequest(cfg.cluster.stop_seconds, self._print_below)
+        self.listeners: list[Callable[[Event], None]] = [self.stop.on_event]  # called with every event
+        self.polls: list[Callable[[], None]] = []  # called between the coordinator's messages
 
     def run(self) -> dict[str, Any]:
         """Start all processes, train to the end, and return the result.
@@ -281,7 +277,9 @@ class LaunchedRun:
 
     def follow(self, children: RunProcesses) -> None:
         try:
-            self.injection, self.replacements = FaultInjection(children), Replacements(children, self.show.print_line)
+            self.injection, replacements = FaultInjection(children), Replacements(children, self.show.print_line)
+            self.listeners.append(replacements.on_event)
+            self.polls += [self.injection.poll, replacements.poll]
             children.prepare()
             with self._collective(children) as environments:
                 self.show.print_detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
@@ -304,7 +302,7 @@ class LaunchedRun:
             return
         from gbactl.collective import open_rendezvous
 
-        bind, cycle, rank_slots = children.bind, self.cfg.cycle_time_ms, children.rank_slots
+        bind, cycle, rank_slots = children.cfg.cluster.bind, self.cfg.cycle_time_ms, children.rank_slots
         survives = self.cfg.cluster.lost_worker != "end"
         with open_rendezvous(
             c.name, workers, self.run_dir, bind, cycle, survives=survives, rank_slots=rank_slots
@@ -316,46 +314,42 @@ class LaunchedRun:
         """Handle the coordinator's events until the result arrives; raise the error of a failed child process."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinator = CoordinatorConnection(children, hub, self.show.print_line)
-            self.coordinator.connect(self._check)
-            self.control = ControlSocket(self.run_dir, self.coordinator.send)
+            coordinator = CoordinatorConnection(
+                children, hub, self.show.print_line, lambda: self._check(children, children.failure(), children.ended())
+            )
+            coordinator.connect()
+            self.control = ControlSocket(self.run_dir, coordinator.send)
+            self.listeners += [coordinator.on_event, self.control.on_event]
             with first_signal_recorded():
-                self._listen(hub, children, self.coordinator)
+                self._listen(hub, children, coordinator, self.control)
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
 
-    def _listen(self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection) -> None:
-        while not (self.result is not None and (children.ended() or coordinator.was_killed)):
+    def _listen(
+        self, hub: SocketHub, children: RunProcesses, coordinator: CoordinatorConnection, control: ControlSocket
+    ) -> None:
+        while not (self.result is not None and (children.ended() or children.coordinator_killed)):
             raise_if_stopped()
             self.look_at_signals(coordinator.send)
             # checked before polling, so that the last messages of a child that ended are read before its failure counts
             failure, over = children.failure(), children.ended()
             self._receive(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
-            self._poll()
-            if coordinator.has_failed():
+            for poll in self.polls:
+                poll()
+            if how := coordinator.failure():
                 self._receive(hub, 0.0)  # the last messages of a failed coordinator
-                self._replace(coordinator)
+                if self.result is None:
+                    coordinator.replace(how)
+                    self.stop.repeat()
+                    control.interrupted()
 
     def _receive(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
-
-    def _replace(self, coordinator: CoordinatorConnection) -> None:
-        """Replace a failed coordinator, and repeat an open stop request."""
-        if self.result is None:
-            coordinator.replace(self._check)
-            self.stop.repeat()
-            if self.control is not None:
-                self.control.interrupted()
-
-    def _poll(self) -> None:
-        for part in (self.injection, self.replacements):
-            if part is not None:
-                part.poll()
 
     def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
@@ -376,14 +370,10 @@ class LaunchedRun:
 
     def on_event(self, event: Event) -> None:
         raise_if_stopped()
-        self.stop.on_event(event)
         if repeats_known_switch(event, self.switches):
             return
-        if self.control is not None:
-            self.control.on_event(event)
-        for part in (self.replacements, self.coordinator):
-            if part is not None:
-                part.on_event(event)
+        for listener in self.listeners:
+            listener(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.show_progress(event.fields)
@@ -449,7 +439,7 @@ class LaunchedRun:
             self._log({"mode_id": mode_id(fields["to"]), "pause_ms": fields["pause_ms"]}, fields["samples"])
             self._update_name(fields["modes"])
             if self.tracked is not None:
-                self.tracked.tag(gbactl_phases=modes_sentence(self.cfg.mode.name, self.switches))
+                self.tracked.tag({"gbactl.phases": modes_sentence(self.cfg.mode.name, self.switches)})
             self.show.print_line(f"  {answer(fields)}")
 
     def _on_auto_comparison(self, fields: dict[str, Any]) -> None:
@@ -474,7 +464,7 @@ class LaunchedRun:
             return
         from gbactl.launch.hydra_config import defaults_of
 
-        config, t = self.config, self.cfg.tracking
+        config, t = to_dict(self.cfg), self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
         tags |= {COMMAND: self.command.text, "gbactl.cell": self.cell}
@@ -532,7 +522,7 @@ class LaunchedRun:
         if modes != self.modes:
             self.modes = modes
             if self.tracked is not None:
-                self.tracked.tag(**{name.replace(".", "_"): value for name, value in self._name_tags().items()})
+                self.tracked.tag(self._name_tags())
 
     def _log(self, metrics: dict[str, float | None], step: int) -> None:
         if self.tracked is not None:
@@ -592,7 +582,7 @@ class LaunchedRun:
                 f"`gbactl.load({str(self.run_dir)!r}).model`; as files: `gbactl checkpoint export {self.run_dir}`."
             )
             metrics = {key: result[key] for key in METRICS if result.get(key) is not None}
-            model = self.config["model"]
+            model = to_dict(self.cfg)["model"]
             self.tracked.model(model["name"], flatten(model), {NOTE: note}, metrics, result["samples"]["read"])
 
     def _count_refused(self, result: dict[str, Any]) -> None:
@@ -632,10 +622,10 @@ class LaunchedRun:
             self._log(metrics, result["samples"]["read"])
             self._log_model(result)
             if result.get("recovery"):
-                self.tracked.tag(gbactl_failures=failed_in_short(result))
+                self.tracked.tag({"gbactl.failures": failed_in_short(result)})
             if result.get("warnings"):
-                self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
-        self.tracked.tag(**{NOTE.replace(".", "_", 1): self._note(result)})
+                self.tracked.tag({"gbactl.warnings": " ".join(result["warnings"])})
+        self.tracked.tag({NOTE: self._note(result)})
         page = self._report() if status == "FINISHED" else []
         paths = (self.run_dir / run_dirs.RESULT, *page, self.run_dir / run_dirs.FAULTS, self.run_dir / AUTO_FILE)
         for artifact in (path for path in paths if path.exists()):

@@ -41,11 +41,10 @@ MOST_BYTES, MOST_FDS = 1 << 20, 16  # limits of a request to fork
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the launcher dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    """Have the kernel kill this process when the launcher dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextlib.contextmanager
@@ -157,8 +156,7 @@ def _show_arguments(before: str, after: str) -> None:
 def use_core(core: str, begin: str, end: str) -> None:
     """Occupy a core by computing from `begin` to `end`, in seconds from now; an empty end means forever."""
     began = time.monotonic()
-    if sys.platform.startswith("linux"):
-        os.sched_setaffinity(0, {int(core)})
+    os.sched_setaffinity(0, {int(core)})
     time.sleep(float(begin))
     last = began + float(end) if end else float("inf")
     while time.monotonic() < last:

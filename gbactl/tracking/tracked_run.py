@@ -124,10 +124,9 @@ class TrackedRun:
         if rows:
             self._queue.put({"kind": "metrics", "rows": rows})
 
-    def tag(self, **tags: str) -> None:
-        """Queue tags; the first `_` in a name becomes the `.` of a gbactl tag."""
-        named = {_name(key.replace("_", ".", 1)): value[:5000] for key, value in tags.items()}
-        self._queue.put({"kind": "tags", "tags": named})
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Queue tags."""
+        self._queue.put({"kind": "tags", "tags": {_name(key): value[:5000] for key, value in tags.items()}})
 
     def artifact(self, path: Path) -> None:
         """Queue a file for upload; it must stay in place until it was sent."""

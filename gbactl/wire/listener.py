@@ -21,7 +21,6 @@ import secrets
 import selectors
 import socket
 import struct
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -48,8 +47,7 @@ def allow_descriptors() -> None:
 
 def local(bind: str, transport: str) -> str:
     """Choose the address for `listen`: a Unix socket where processes of this host share memory, else `bind`."""
-    one_host = transport == "shm" and bind in ("127.0.0.1", "localhost") and sys.platform == "linux"
-    return UNIX if one_host else bind
+    return UNIX if transport == "shm" and bind in ("127.0.0.1", "localhost") else bind
 
 
 def listen(bind: str) -> socket.socket:

@@ -33,7 +33,7 @@ SMALL = (
 
 def launch_of(cfg: RunConfig, run_dir: Path) -> Any:
     """A launcher, as an engine sees it, of a run without data."""
-    return SimpleNamespace(cfg=cfg, config={}, dataset=SimpleNamespace(path=run_dir), run_dir=run_dir, key=b"")
+    return SimpleNamespace(cfg=cfg, dataset=SimpleNamespace(path=run_dir), run_dir=run_dir, key=b"")
 
 
 def alive(pid: int) -> bool:

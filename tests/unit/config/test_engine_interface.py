@@ -9,9 +9,9 @@ import pytest
 
 import gbactl
 from gbactl.config import RunConfig
-from gbactl.config.engine_interface import detected_engine, with_engine
+from gbactl.config.engine_interface import detected_engine
 from gbactl.launch import training_run
-from gbactl.launch.hydra_config import compose, run_hydra
+from gbactl.launch.hydra_config import compose, run_hydra, with_shown_engine
 from gbactl.launch.progress import after_run
 from gbactl.tracking.run_description import CommandLine
 
@@ -80,5 +80,6 @@ def test_every_door_says_once_which_engine_it_takes(
         (["switch=auto", "cluster.bind=auto"], ["switch=auto", "cluster.bind=auto"]),
     ],
 )
-def test_only_the_engine_is_replaced(typed: list[str], then: list[str]) -> None:
-    assert with_engine(typed, {"SLURM_JOB_NODELIST": "n1"}) == then
+def test_only_the_engine_is_replaced(typed: list[str], then: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert with_shown_engine(typed) == then

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gbactl.data.cache import prepare
-from gbactl.engine.agent import FILES
+from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial
@@ -37,8 +37,8 @@ def link(tmp_path: Path) -> Iterator[AgentConnection]:
 
 
 def settle(link: AgentConnection, **more: Any) -> dict[str, Any]:
-    fields = {"hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}, **more}
-    return link.request("settle", 20.0, **fields)
+    fields = {"hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}}
+    return link.request("settle", 20.0, **{**fields, "run_dir": "/there/is/no/such", **more})
 
 
 def test_facts_and_addresses(link: AgentConnection) -> None:
@@ -130,9 +130,11 @@ def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
 
 def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
     link = AgentConnection("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / mark(TOKEN)).touch()
     try:
         pid = started(link, tmp_path)
-        settle(link, hang_seconds=1.0)
+        settle(link, run_dir=str(tmp_path), hang_seconds=1.0)
         link._ending = True  # no more pulses
         wait_for(lambda: not alive(pid) and link.lost_reason is not None, 20)
     finally:
@@ -168,7 +170,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
     try:
         agents.connect()
-        agents.send_setup("127.0.0.1", 30.0)
+        agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
         other = tmp_path / "elsewhere" / path.name  # as a launcher would have it whose disk nobody shares
         there, link = tmp_path / "there", agents.links["localhost"]
         asked = link.request("find", 20.0, path=str(other), fingerprint=fingerprint(path), cache=str(there))
@@ -195,7 +197,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
         agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
         try:
             agents.connect()
-            agents.send_setup("127.0.0.1", 30.0, environment=environment)
+            agents.send_setup("127.0.0.1", 30.0, tmp_path, environment)
             agents.check_imports(targets)
             assert [fault.split("import ")[1].split(".target")[0] for fault in agents.faults] == missing
             assert "data.target=no_such_package.Reader (ModuleNotFoundError: No module named" in agents.faults[-1]
@@ -208,7 +210,7 @@ def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
     agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
     try:
         agents.connect()
-        agents.send_setup("127.0.0.1", 30.0)
+        agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
         where = str(agents.links["localhost"].request("listen", 20.0)["address"])
         assert dial(where, agents.token, False).error == ""
         agents.lines()

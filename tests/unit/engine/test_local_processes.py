@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -104,8 +103,8 @@ class Spawning(RunProcesses):
 
     cause: tuple[float, str, float] = (0.0, "", 0.0)
 
-    def _spawn(self, role: str, index: int, *rest: Any, **more: Any) -> None:
-        self.cause = more["coordinator_failure"]
+    def _spawn(self, role: str, index: int, coordinator_failure: tuple[float, str, float] = (0.0, "", 0.0)) -> None:
+        self.cause = coordinator_failure
         child(self, "C", "import time; time.sleep(60)")
 
 

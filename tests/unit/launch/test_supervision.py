@@ -48,11 +48,8 @@ class Family(RunProcesses):
         self.running.append(made)
         return made
 
-    def _start_worker(self, index: int) -> None:
-        self.start_one(f"W{index}", self.code)
-
-    def _start_server(self, index: int) -> None:
-        self.start_one(f"S{index}", self.code)
+    def _spawn(self, role: str, index: int, *rest: Any) -> None:
+        self.start_one(f"{role[0].upper()}{index}", self.code)
 
 
 @pytest.fixture
@@ -95,14 +92,14 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
     assert family.failure() is None
     successors.on_event(lost("W0"))
     assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"])
-    assert family._incarnations["W0"] == 1 and not family.ended()
+    assert family.incarnations["W0"] == 1 and not family.ended()
 
 
 def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) -> None:
     successors = Replacements(family, lambda _: None)
     successors.on_event(lost("W0"))
     successors.on_event(lost("W0"))
-    assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"]) and family.incarnation("W0") == 1
+    assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"]) and family.incarnations["W0"] == 1
 
 
 def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> None:
@@ -134,7 +131,7 @@ def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family) -> 
     family.cfg.checkpoint.name = "cpr"
     assert family.failure() is None
     Replacements(family, lambda _: None).on_event(lost("S0"))
-    assert names(family.running) == ["C", "W0", "S0"] and family._incarnations["S0"] == 1
+    assert names(family.running) == ["C", "W0", "S0"] and family.incarnations["S0"] == 1
 
 
 def test_a_server_that_never_comes_ends_the_run(family: Family) -> None:
@@ -173,7 +170,7 @@ def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Fam
         started = family.running[-1]
         started.process.wait(20)
         successors.poll()
-    assert names(family.running) == ["C"] and family._incarnations["W0"] == MOST_TRIES
+    assert names(family.running) == ["C"] and family.incarnations["W0"] == MOST_TRIES
     assert family.tried_again == MOST_TRIES - 1
     assert len(said) == 1 and "W0 could not be replaced" in said[0]
     successors.poll()

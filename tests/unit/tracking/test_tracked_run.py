@@ -234,8 +234,8 @@ def test_a_run_that_goes_on_is_left_alone(tmp_path: Path) -> None:
 def test_a_tag_is_changed_on_the_way(tmp_path: Path) -> None:
     store = MemoryStore()
     run = start(tmp_path, store)
-    run.tag(gbactl_phases="sync")
-    run.tag(gbactl_phases="sync; gba from day 1, sample 0")
+    run.tag({"gbactl.phases": "sync"})
+    run.tag({"gbactl.phases": "sync; gba from day 1, sample 0"})
     assert run.finish("FINISHED") is None
     assert store.tags["gbactl.phases"] == "sync; gba from day 1, sample 0"
 
@@ -243,7 +243,7 @@ def test_a_tag_is_changed_on_the_way(tmp_path: Path) -> None:
 def test_a_tag_that_was_changed_before_the_store_went_away_stays_changed(tmp_path: Path) -> None:
     store = MemoryStore()
     run = start(tmp_path, store)
-    run.tag(t="2")
+    run.tag({"t": "2"})
     until(lambda: store.tags.get("t") == "2")
     store.broken = True
     assert run.finish("FINISHED") is not None

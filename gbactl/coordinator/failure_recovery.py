@@ -87,8 +87,9 @@ class WorkerRecovery:
     def poll(self) -> list[int]:
         """Inject the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
-        if self._fault_periods is not None and run.training is not None:
-            run.record.statistics.note_message_faults(self._fault_periods.active_indexes(*self.training_progress))
+        observed = run.record.statistics.observed
+        if self._fault_periods is not None and observed is not None and run.training is not None:
+            observed.note_message_faults(self._fault_periods.active_indexes(*self.training_progress))
         if self._has_failures:
             progress = self.training_progress
             for injection in self.injector.due(*progress):

@@ -84,13 +84,12 @@ class DenseMigration:
         if message.request == self.state.request:
             self._moved.add(message.worker)
 
-    def migrate(self, to: str, source: str = "") -> Flow[bool]:
+    def migrate(self, to: str, source: str) -> Flow[bool]:
         """Migrate the dense parameters. Returns False if a worker failed, which leaves them where they were.
 
         In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
 
         Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
-        source = source or ("workers" if to == "servers" else "servers")
         state, self.moving = self.state, True
         state.to, state.source = to, source
         self.run.log_note()

@@ -253,11 +253,8 @@ class HostAgent:
         """Send a message to the launcher, ignoring errors.
 
         The end of the input shows that the launcher is gone."""
-        try:
-            with self._lock:
-                write_all(self._write, pack(name, fields))
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), self._lock:
+            write_all(self._write, pack(name, fields))
 
     # -- threads ------------------------------------------------------------------------------------
 

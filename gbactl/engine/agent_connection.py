@@ -270,7 +270,9 @@ class AgentConnection:
             waiting = list(self._answers.values())
         for answers in waiting:
             answers.put(None)
-        self._kill()
+        with contextlib.suppress(OSError):  # of ssh, which closes the remote agent's input, or of the local agent
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
         if not self._ending:
             self.on_lost(why)
 
@@ -296,7 +298,6 @@ class AgentConnection:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         self.mark_lost("the run has ended")
-        self._kill()
         self._process.wait()
         for thread in self._threads:
             thread.join(2 * LOOK_SECONDS + 1.0)
@@ -304,9 +305,3 @@ class AgentConnection:
             with contextlib.suppress(OSError):
                 assert pipe is not None
                 pipe.close()
-
-    def _kill(self) -> None:
-        """Kill the connection's process: ssh, which closes the remote agent's input, or the local agent."""
-        with contextlib.suppress(OSError):
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ from gbactl.launch.progress import shown_path
 from gbactl.tracking.final_metrics import config_hash, versions
 from gbactl.tracking.mlflow_connection import tracking_uri
 
-INDEX = Path("runs/.finished")
+INDEX = run_dirs.RUNS / ".finished"
 
 
 def cell_of(cfg: RunConfig, data: str) -> str:

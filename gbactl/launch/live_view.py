@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.errors import GbactlError, UsageError
 from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
-from gbactl.launch.run_dir import CONFIG, find
+from gbactl.launch.run_dir import CONFIG, RUNS, find
 from gbactl.policies.policy import names
 from gbactl.report.failures_and_slowdowns import SLOW, phase_shares, shares_of
 from gbactl.switching.switch_descriptions import answer, switch_sentence
@@ -28,7 +28,7 @@ MOST_WORKERS, MOST_SERVERS, MOST_EVENTS = 24, 8, 6
 Status = Mapping[str, Any]
 
 
-def running(runs: Path = Path("runs")) -> Path:
+def running(runs: Path = RUNS) -> Path:
     """Find the directory of the only job that runs below a folder. Raises UsageError unless there is exactly one.
 
     A job whose launcher was killed leaves its control socket's file, but not its lock."""

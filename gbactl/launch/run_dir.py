@@ -28,6 +28,7 @@ from gbactl.tracking.mlflow_connection import connect, tracking_uri
 if TYPE_CHECKING:
     from gbactl.tracking.mlflow_connection import MlflowClient
 
+RUNS = Path("runs")
 RESULT = "result.json"
 CONFIG = "config.yaml"
 FAULTS = "faults.json"
@@ -63,7 +64,7 @@ def new_path(cfg: RunConfig) -> Path:
 
 def unused(what: str) -> Path:
     """Return a new name for a directory in runs/: the time, `what` it is of, and six random digits."""
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(3)}"
+    return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(3)}"
 
 
 def is_of(path: Path, cfg: RunConfig) -> bool:
@@ -158,7 +159,7 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 _MOST = 5
 
 
-def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: str = LOG) -> Path:
+def find(run: str, uri: str | None = None, holding: str = LOG) -> Path:
     """Find the directory of a run by its name, path or MLflow id.
 
     The directory must have the file `holding`, by default the event log. Raises UsageError if there is none or more
@@ -168,7 +169,7 @@ def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: s
         return path.parent
     if path.is_dir():
         return _with(holding, path)
-    found = {entry.resolve() for entry in _named(run, runs, holding)} | _tracked(run, uri)
+    found = {entry.resolve() for entry in _named(run, holding)} | _tracked(run, uri)
     if len(found) > 1:
         some = ", ".join(sorted(entry.name for entry in found)[:_MOST])
         raise UsageError(f"{run} is the beginning of {len(found)} runs ({some}, ...); type more of it.")
@@ -183,10 +184,10 @@ def _with(file: str, path: Path) -> Path:
     return path
 
 
-def _named(run: str, runs: Path, file: str) -> list[Path]:
-    if "/" in run or not runs.is_dir():
+def _named(run: str, file: str) -> list[Path]:
+    if "/" in run or not RUNS.is_dir():
         return []
-    return [entry for entry in runs.iterdir() if entry.name.startswith(run) and (entry / file).is_file()]
+    return [entry for entry in RUNS.iterdir() if entry.name.startswith(run) and (entry / file).is_file()]
 
 
 def _tracked(run: str, uri: str | None) -> set[Path]:

@@ -81,20 +81,17 @@ class FollowedJob:
 
     def follow(self) -> None:
         """Print output and changes of state until Slurm no longer lists the job; it may be queued again meanwhile."""
-        while True:
-            state = self._asked()
-            if state not in ("", self._state):
+        while state := self._asked():
+            if state != self._state:
                 self._state = state
                 self.say(f"is {state}")
                 if self._headless():
                     self.say(f"has lost the node of its launcher; {_queue_again(self.number)}")
             until = time.monotonic() + ASK_SECONDS
-            while time.monotonic() < until and state != "":
+            while time.monotonic() < until:
                 self._print()
                 time.sleep(LOOK_SECONDS)
-            if state == "":
-                self._print()
-                return
+        self._print()
 
     def _asked(self) -> str:
         """Return state and nodes (or what it waits for); "" for a job that has ended."""

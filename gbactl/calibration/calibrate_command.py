@@ -61,20 +61,14 @@ def _yaml(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else as_yaml(value)
 
 
-def error_rows(found: FittedModel) -> list[tuple[str, ...]]:
-    """Format rows (mode, workers, measured, predicted, error), one per run."""
-    return [
-        (o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %")
-        for o, p, error in zip(found.observed, found.predicted, found.errors, strict=True)
-    ]
-
-
 HEAD = ("mode", "workers", "measured", "predicted", "error")
 
 
 def error_table(found: FittedModel) -> list[str]:
     """Format the table of measured and predicted rates as aligned lines, with a header."""
-    rows = [HEAD, *error_rows(found)]
+    rows = [HEAD]
+    for o, p, error in zip(found.observed, found.predicted, found.errors, strict=True):
+        rows.append((o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %"))
     widths = [max(len(row[n]) for row in rows) for n in range(len(HEAD))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
@@ -90,14 +84,22 @@ START = CostConfig(
 )  # fmt: skip
 
 
+def _without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Filter out the overrides that set one of `keys`."""
+    return [each for each in overrides if each.split("=")[0].lstrip("+") not in keys]
+
+
 @dataclass
-class CalibrationPlan:
-    """Configurations of the calibration runs: the user's `overrides`, and the same local batch size in all runs."""
+class Calibration:
+    """One calibration: configurations of its runs, measurements and fit; `say` reports its progress.
+
+    Each run has the user's `overrides`, and all have the same local batch size."""
 
     overrides: list[str]
     workers: tuple[int, ...]
     repeat: int
     seconds: float
+    say: Callable[[str], None] = lambda text: None
     rows: list[str] = field(default_factory=list)
 
     def config(self, mode: str, workers: int) -> RunConfig:
@@ -114,18 +116,6 @@ class CalibrationPlan:
         """Local batch size in the configuration that the user's overrides describe."""
         return compose(self.overrides).local_batch
 
-
-def _without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Filter out the overrides that set one of `keys`."""
-    return [each for each in overrides if each.split("=")[0].lstrip("+") not in keys]
-
-
-class Calibration:
-    """One calibration: measurements and fit; `say` reports its progress."""
-
-    def __init__(self, plan: CalibrationPlan, say: Callable[[str], None]) -> None:
-        self.plan, self.say = plan, say
-
     def run(self) -> FittedModel:
         """Measure and fit the cost model. Raises GbactlError."""
         dataset = self._dataset()
@@ -139,41 +129,41 @@ class Calibration:
         return found
 
     def _dataset(self) -> Dataset:
-        return open_dataset(prepare(self.plan.config("async", self.plan.workers[0]).data))
+        return open_dataset(prepare(self.config("async", self.workers[0]).data))
 
     def _prices(self, dataset: Dataset) -> CostConfig:
         """Measure the costs of one worker and of one server, each in a single process."""
-        cfg = self.plan.config("async", self.plan.workers[0])
+        cfg = self.config("async", self.workers[0])
         check_model(cfg, dataset)
         self.say(f"a worker by itself, batches around {cfg.local_batch}")
-        prices = measure_worker(cfg, dataset, self.plan.seconds)
+        prices = measure_worker(cfg, dataset, self.seconds)
         self.say("a server's kernels")
-        prices |= measure_server(cfg, dataset, self.plan.seconds / 2)
+        prices |= measure_server(cfg, dataset, self.seconds / 2)
         return replace(START, cores=usable_cores(), **prices)  # type: ignore[arg-type]
 
     def _enough_data(self, dataset: Dataset, start: CostConfig) -> Dataset:
         """Generate enough data for a timed run with all cores."""
-        cfg = self.plan.config("async", self.plan.workers[0])
+        cfg = self.config("async", self.workers[0])
         if cfg.data["name"] != "synthetic":
             return dataset
         sample = 1e-6 * (start.sample_us + (start.batch_us + MESSAGES_US) / cfg.local_batch)
-        rows = int((self.plan.seconds + 2 * WARM_UP) * min(start.cores, max(self.plan.workers)) / sample)
-        least = FEWEST_STEPS * max(self.plan.workers) * cfg.local_batch
-        self.plan.rows = ["data.days=2", f"data.rows_per_day={max(rows, least)}"]
-        self.plan.overrides = _without_keys(self.plan.overrides, ("data.days", "data.rows_per_day"))
+        rows = int((self.seconds + 2 * WARM_UP) * min(start.cores, max(self.workers)) / sample)
+        least = FEWEST_STEPS * max(self.workers) * cfg.local_batch
+        self.rows = ["data.days=2", f"data.rows_per_day={max(rows, least)}"]
+        self.overrides = _without_keys(self.overrides, ("data.days", "data.rows_per_day"))
         return self._dataset()
 
     def _observe(self, dataset: Dataset, folder: Path) -> list[Observation]:
-        cells = [(mode, count) for _ in range(self.plan.repeat) for count in self.plan.workers for mode in MODES]
+        cells = [(mode, count) for _ in range(self.repeat) for count in self.workers for mode in MODES]
         found = []
         for number, (mode, count) in enumerate(cells, 1):
-            seen = undisturbed(self.plan.config(mode, count), dataset, folder, self.say, self.plan.seconds)
+            seen = undisturbed(self.config(mode, count), dataset, folder, self.say, self.seconds)
             self.say(f"run {number} of {len(cells)}: {mode}, {count} workers: {seen.eps:,.0f} samples/s")
             found.append(seen)
         return found
 
     def _fit(self, start: CostConfig, observed: list[Observation], dataset: Dataset, folder: Path) -> FittedModel:
-        configs = {(o.mode, o.workers): self.plan.config(o.mode, o.workers) for o in observed}
+        configs = {(o.mode, o.workers): self.config(o.mode, o.workers) for o in observed}
         return fit(start, observed, lambda mode, n, cost: predict(configs[mode, n], cost, dataset, folder))
 
 
@@ -204,22 +194,24 @@ def calibrate(
         raise UsageError("--workers are different numbers of at least 2; type --workers 2,4.")
     lines = {} if network is None else read(network)
     console = Console(stderr=True, highlight=False)
-    plan = CalibrationPlan(list(overrides), workers, repeat, seconds)
-    plan.config("sync", workers[0])
+    made = Calibration(
+        list(overrides), workers, repeat, seconds, lambda text: console.print(f"  {text}", soft_wrap=True)
+    )
+    made.config("sync", workers[0])
     with stoppable():
-        found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
+        found = made.run()
     found = replace(found, cost=replace(found.cost, name=out.stem, **lines))  # type: ignore[arg-type]
-    out.write_text(cost_file_text(found.cost, _header(plan, found)))
+    out.write_text(cost_file_text(found.cost, _header(made, found)))
     _show(out, found, as_json)
 
 
-def _header(plan: CalibrationPlan, found: FittedModel) -> list[str]:
+def _header(made: Calibration, found: FittedModel) -> list[str]:
     from gbactl import __version__
 
-    overrides = " ".join(plan.overrides) or "no overrides"
+    overrides = " ".join(made.overrides) or "no overrides"
     return [
         f"Measured by gbactl {__version__} calibrate on {time.strftime('%Y-%m-%d')}: {found.cost.cores} cores, local "
-        f"batch {plan.local_batch}, {overrides}.",
+        f"batch {made.local_batch}, {overrides}.",
         "Use: gbactl train cluster=virtual cost=THIS_FILE. Samples a second, as fitted:",
         *(f"  {line}" for line in error_table(found)),
     ]

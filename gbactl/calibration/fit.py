@@ -156,31 +156,24 @@ def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:
 SKIPPED, ENOUGH = 8, 40  # global batches
 
 
-@dataclass
-class ProgressListener:
-    """Event listener that ends a simulated run when enough progress events were recorded."""
-
-    notes: ProgressLog
-    reports: int = 0
-
-    def __call__(self, event: Event) -> None:
-        """Record a progress event. Raises LongEnough at the last one needed."""
-        if event.name != "progress":
-            return
-        self.reports += 1
-        if self.reports > SKIPPED and self.notes.add(event.fields) and self.reports >= SKIPPED + ENOUGH:
-            raise LongEnough
-
-
 def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -> Observation:
     """Predict a configuration's rate on a virtual cluster with these costs, and each role's CPU seconds per sample."""
     virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=cost)
-    listener = ProgressListener(ProgressLog())
-    cluster = ZeroComputeCluster(virtual, dataset, scratch, listener)
+    notes, reports = ProgressLog(), 0
+
+    def listen(event: Event) -> None:
+        """Record a progress event. Raises LongEnough at the last one needed."""
+        nonlocal reports
+        if event.name == "progress":
+            reports += 1
+            if reports > SKIPPED and notes.add(event.fields) and reports >= SKIPPED + ENOUGH:
+                raise LongEnough
+
+    cluster = ZeroComputeCluster(virtual, dataset, scratch, listen)
     cluster.coordinator.progress_points = max(1, dataset.splits[0].rows // cfg.train.global_batch)
     with contextlib.suppress(LongEnough):
         cluster.run()
-    return Observation(cfg.mode.name, cfg.cluster.workers, listener.notes.rate, _cpu(cluster))
+    return Observation(cfg.mode.name, cfg.cluster.workers, notes.rate, _cpu(cluster))
 
 
 def _cpu(cluster: VirtualCluster) -> dict[str, float]:

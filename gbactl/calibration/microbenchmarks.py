@@ -17,7 +17,6 @@ from typing import TypeVar
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.shard_specs import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.native import flushed
@@ -118,10 +117,9 @@ def _medians(jobs: Mapping[Key, Callable[[int], float]], seconds: float) -> dict
 class SingleShard:
     """Shard 0 of a run, with its slice of the dense vector."""
 
-    def __init__(self, alone: SingleProcess, cfg: RunConfig, dataset: Dataset) -> None:
-        flat, (low, high) = alone.compute.flat, alone.compute.cuts[0]
-        spec = replace(shard_spec(cfg, dataset.schema.rows, 0), row_staleness="token")
-        spec = replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
+    def __init__(self, alone: SingleProcess, cfg: RunConfig) -> None:
+        low, high = alone.compute.cuts[0]
+        spec = replace(alone.compute.shard_spec(cfg, 0), row_staleness="token")
         self.alone, self.shard, self.batch = alone, Shard(spec), cfg.local_batch
         self.gradient = np.full(high - low, 1e-3, np.float32)
         self.out = np.empty(high - low, np.float32)
@@ -178,7 +176,7 @@ def _timed(job: Callable[[], object]) -> float:
 
 def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
     """Measure the server keys of the cost model, except the cost of a message."""
-    serving = SingleShard(SingleProcess(cfg, dataset), cfg, dataset)
+    serving = SingleShard(SingleProcess(cfg, dataset), cfg)
     jobs: dict[str, Callable[[int], float]] = {
         "row_pull_ns": lambda _: serving.pull(), "row_apply_ns": lambda _: serving.apply(),
         "dense_pull_ns": lambda _: serving.dense_pull(),

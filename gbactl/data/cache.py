@@ -6,14 +6,14 @@ with its final name is complete. Reuse reads every byte once for its checksum (1
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -147,18 +147,14 @@ def data_fingerprint(cfg_data: Mapping[str, Any]) -> str:
     return _key(cfg_data, make_source(cfg_data))
 
 
-@contextlib.contextmanager
-def _lock(path: Path, progress: Progress) -> Iterator[None]:
+def _locked(path: Path, progress: Progress) -> AbstractContextManager[Any]:
+    """Wait for a file lock, and return a context that releases it at its end."""
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         progress("waiting for another process that prepares the same data", 0.0)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def prepare(cfg_data: Mapping[str, Any], progress: Progress | None = None) -> Path:
@@ -173,7 +169,7 @@ def prepare(cfg_data: Mapping[str, Any], progress: Progress | None = None) -> Pa
     place = root / f"{name}-{key[:20]}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _lock(root / f"{place.name}.lock", tell):
+        with _locked(root / f"{place.name}.lock", tell):
             if not _is_whole(place):
                 _build(name, key, source, place, tell)
     except OSError as error:

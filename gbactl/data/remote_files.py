@@ -9,14 +9,14 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from gbactl.errors import ConfigError, DataError, MissingDependencyError
 
-T = TypeVar("T")
 EXTRAS = ("s3", "gs")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
@@ -44,19 +44,21 @@ class RemoteFile:
     def open(self, mode: str = "rb") -> BinaryIO:
         """Open the file, which is then fetched in blocks as it is read. Raises DataError."""
         filesystem, path = _filesystem(self.url)
-        opened: BinaryIO = _call(self.url, lambda: filesystem.open(path, mode))
-        return opened
+        with _errors_of(self.url):
+            return filesystem.open(path, mode)  # type: ignore[no-any-return]
 
     @property
     def size(self) -> int:
         """Size in bytes. Raises DataError."""
         filesystem, path = _filesystem(self.url)
-        return int(_call(self.url, lambda: filesystem.size(path)) or 0)
+        with _errors_of(self.url):
+            return int(filesystem.size(path) or 0)
 
     def fingerprint(self) -> str:
         """Hash the properties that the storage reports: size, time, checksum. Raises DataError."""
         filesystem, path = _filesystem(self.url)
-        return str(_call(self.url, lambda: filesystem.ukey(path)))
+        with _errors_of(self.url):
+            return str(filesystem.ukey(path))
 
 
 SourceFile = Path | RemoteFile
@@ -84,9 +86,11 @@ def _filesystem(url: str) -> tuple[Any, str]:
         raise _unreachable(url, error) from None
 
 
-def _call(url: str, ask: Callable[[], T]) -> T:
+@contextmanager
+def _errors_of(url: str) -> Iterator[None]:
+    """Context that raises DataError for what a driver raises."""
     try:
-        return ask()
+        yield
     except FileNotFoundError:
         raise DataError(f"{url} does not exist; type the URL of a file, a folder or a glob.") from None
     except Exception as error:  # of the driver: credentials, network
@@ -101,17 +105,15 @@ def _unreachable(url: str, error: Exception) -> DataError:
 def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:
     """Find the files that a URL denotes: a file, a glob, or a folder with `patterns`. Raises DataError."""
     filesystem, path = _filesystem(url)
-
-    def found() -> list[str]:
+    with _errors_of(url):
         if any(each in path for each in "*?["):
-            return [each for each in filesystem.glob(path) if filesystem.isfile(each)]
-        if not filesystem.isdir(path):
+            files = [each for each in filesystem.glob(path) if filesystem.isfile(each)]
+        elif not filesystem.isdir(path):
             filesystem.info(path)  # raises FileNotFoundError
-            return [path]
-        inside = [each for each in filesystem.ls(path, detail=False) if filesystem.isfile(each)]
-        return [each for each in inside if any(fnmatch.fnmatch(each.rpartition("/")[2], p) for p in patterns)]
-
-    files = _call(url, found)
+            files = [path]
+        else:
+            inside = [each for each in filesystem.ls(path, detail=False) if filesystem.isfile(each)]
+            files = [each for each in inside if any(fnmatch.fnmatch(each.rpartition("/")[2], p) for p in patterns)]
     if not files:
         raise DataError(f"{url} has no file that matches; type the URL of a file.")
     return [RemoteFile(filesystem.unstrip_protocol(each)) for each in files]

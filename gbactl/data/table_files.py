@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -125,8 +124,7 @@ def read_table(
     """Iterate over a table in chunks of at most CHUNK rows, with some of its columns, or all.
 
     A text row with another number of cells than the header counts as bad. Raises DataError."""
-    with ExitStack() as stack:
-        raw = stack.enter_context(_opened(file))
+    with _opened(file) as raw:
         total = max(1, size_of(file))
         if _is_parquet(raw):
             yield from _read_parquet(file, raw, columns, progress)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 
 from gbactl.checked_dataclasses import Bounds, TableRows, build, did_you_mean
-from gbactl.data.dataset import Pooling
+from gbactl.data.dataset import USER, ListField, Pooling, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.errors import ConfigError, DataError
 
@@ -140,9 +140,12 @@ KINDS: dict[str, type[Kind]] = {
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Columns of a table that are read, by name, and how a text table is written."""
+    """Keys of a schema file: the columns of a table that are read, by name, and how a text table is written.
 
-    columns: dict[str, Kind]
+    Also the places of these columns in the arrays. While rows wait for the statistics of the first day, the columns
+    that become buckets are further numeric ones."""
+
+    columns: dict[str, Any]  # each a Kind
     separator: str | None = None
     missing: list[str] = field(default_factory=lambda: [""])
 
@@ -166,18 +169,66 @@ class TableSchema:
         """Name of the column with the time or the day; None without one."""
         return next(iter(self.of_kind(Time)), None)
 
+    @property
+    def numeric(self) -> list[str]:
+        """Names of the numeric features."""
+        return [name for name, kind in self.of_kind(Numeric).items() if kind.transform != "bucketize"]
 
-@dataclass(frozen=True)
-class _File:
-    """Keys of a schema file."""
+    @property
+    def bucketized(self) -> dict[str, Numeric]:
+        """Numeric columns that become fields."""
+        return {name: kind for name, kind in self.of_kind(Numeric).items() if kind.transform == "bucketize"}
 
-    columns: dict[str, Any]
-    separator: str | None = None
-    missing: list[str] = field(default_factory=lambda: [""])
+    @property
+    def hashed(self) -> dict[str, int]:
+        """Number of ids to which each categorical column is hashed, by column name."""
+        return {name: kind.buckets for name, kind in self.of_kind(Categorical).items()}
+
+    @property
+    def time_fields(self) -> list[str]:
+        """Names of the fields made from the time, such as hour and weekday."""
+        clock = self.clock
+        return [] if clock is None else list(self.of_kind(Time)[clock].fields)
+
+    @property
+    def fields(self) -> list[tuple[str, int]]:
+        """Name and cardinality of each field with one id a sample, the columns of `ids`."""
+        users = self.of_kind(User)
+        hashed = [(USER if name in users else name, size) for name, size in self.hashed.items()]
+        timed = [(f"{self.clock}.{part}", TIME_FIELDS[part]) for part in self.time_fields]
+        return [*hashed, *timed, *((name, kind.buckets + 1) for name, kind in self.bucketized.items())]
+
+    @property
+    def lists(self) -> dict[str, Multi]:
+        """Columns that become multi-valued fields, which follow the others."""
+        return self.of_kind(Multi)
+
+    def list_ids(self, name: str) -> tuple[int, int]:
+        """Return the field index that seeds the hash of a list's values, and the number of ids; both may be shared."""
+        kind = self.of_kind(Multi)[name]
+        if kind.table is not None:
+            return list(self.hashed).index(kind.table), self.hashed[kind.table]
+        return len(self.fields) + list(self.lists).index(name), kind.buckets
+
+    @property
+    def made(self) -> Schema:
+        """Schema of the arrays."""
+        sizes = [*(size for _, size in self.fields), *(self.list_ids(name)[1] for name in self.lists)]
+        tables = list(range(len(self.fields)))
+        for name, kind in self.lists.items():
+            tables.append(max(tables, default=-1) + 1 if kind.table is None else self.list_ids(name)[0])
+        shared = tables if any(kind.table for kind in self.lists.values()) else []
+        lists = tuple(ListField(kind.max_length, kind.pooling) for kind in self.lists.values())
+        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists, self.weighted)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether values of any multi-valued field have weights; those of others are 1."""
+        return any(kind.weights is not None for kind in self.lists.values())
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(text: str, where: str) -> TableSchema:
+def _parsed(text: str, where: str, buckets: int) -> TableSchema:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         values = yaml.safe_load(text)
@@ -186,13 +237,11 @@ def _parsed(text: str, where: str) -> TableSchema:
     _no_key_twice(root, where)
     if not isinstance(values, dict) or not isinstance(values.get("columns"), dict):
         raise ConfigError(f"{where} has no columns; type columns: and below it a line NAME: {{kind: KIND}} for each.")
-    file = build(_File, values, f"{where}: ", where)
+    file = build(TableSchema, values, f"{where}: ", where)
     if file.separator is not None and (len(file.separator.encode()) != 1 or file.separator in '"\r\n'):
         raise ConfigError(f"{where}: separator={file.separator!r} is not one character; type for instance ';'.")
-    columns = {str(name): _kind(f"{where}: columns.{name}", each) for name, each in file.columns.items()}
-    found = TableSchema(
-        {name: kind for name, kind in columns.items() if not isinstance(kind, Ignore)}, file.separator, file.missing
-    )
+    columns = {str(name): _kind(f"{where}: columns.{name}", each, buckets) for name, each in file.columns.items()}
+    found = replace(file, columns={name: kind for name, kind in columns.items() if not isinstance(kind, Ignore)})
     _complete(found, where)
     return found
 
@@ -209,7 +258,7 @@ def _no_key_twice(node: yaml.Node | None, where: str) -> None:
             _no_key_twice(value, where)
 
 
-def _kind(key: str, values: Any) -> Kind:
+def _kind(key: str, values: Any, buckets: int) -> Kind:
     options = {"kind": values} if isinstance(values, str) else values
     if not isinstance(options, Mapping) or "kind" not in options:
         raise ConfigError(f"{key} has no kind; type {{kind: KIND}} with one of: {', '.join(KINDS)}.")
@@ -221,6 +270,8 @@ def _kind(key: str, values: Any) -> Kind:
         raise ConfigError(f"{key}.positive: YAML reads yes, no, true and false as true or false; put it in quotes.")
     kind = build(KINDS[name], own, f"{key}.", f"{key}: the kind {name}")
     kind.check(key)
+    if isinstance(kind, (Categorical, Multi)) and kind.buckets is None:
+        return replace(kind, buckets=buckets)
     return kind
 
 
@@ -241,11 +292,11 @@ def _complete(schema: TableSchema, where: str) -> None:
             raise ConfigError(f"{where}: columns.{name}.table={each.table} is no categorical column; {known}.")
 
 
-def read_schema(file: SourceFile) -> TableSchema:
-    """Read a schema file. Raises ConfigError or DataError."""
+def read_schema(file: SourceFile, buckets: int) -> TableSchema:
+    """Read a schema file; `buckets`: for columns without a number of their own. Raises ConfigError or DataError."""
     try:
         with file.open("rb") as raw:
             data = raw.read(LARGEST_SCHEMA)
-        return _parsed(data.decode("utf-8"), str(file))
+        return _parsed(data.decode("utf-8"), str(file), buckets)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as a schema ({error}).") from None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gbactl.data.dataset import Schema
 
-_INT63 = (1 << 63) - 1
+INT63 = (1 << 63) - 1
 Dimension = Annotated[int, Bounds(at_least=1, at_most=65_536)]
 
 
@@ -109,7 +109,7 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int, list_targets: 
     }  # fmt: skip
     arguments = _arguments(cfg, kind, offered)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed & _INT63)
+        torch.default_generator.manual_seed(seed & INT63)
         try:
             model = kind(**arguments)
         except Exception as error:

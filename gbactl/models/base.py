@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_INT63 = (1 << 63) - 1
+from gbactl.models import INT63
 
 
 class Dropout(nn.Module):
@@ -62,43 +62,6 @@ class Linear(nn.Linear):
         """Do nothing, so that torch's global generator is not advanced."""
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator, bias: bool = True) -> nn.Linear:
-    """Make a linear layer with Glorot-uniform weights drawn from the generator, and zero bias."""
-    layer = Linear(inputs, outputs, bias)
-    nn.init.xavier_uniform_(layer.weight, generator=generator)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-def mlp(
-    inputs: int,
-    hidden: list[int],
-    outputs: int | None = 1,
-    *,
-    dropout: float = 0.0,
-    batch_norm: bool = False,
-    init: torch.Generator,
-    masks: torch.Generator | None = None,
-    activation: str = "relu",
-) -> nn.Sequential:
-    """Make an MLP from [samples, inputs] to [samples, outputs]; without an output layer if `outputs` is None."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers.append(linear(inputs, width, init))
-        if batch_norm:
-            norm = nn.BatchNorm1d(width)
-            norm.num_batches_tracked = None  # a momentum needs no count, and the state must not hold one
-            layers.append(norm)
-        layers.append(ACTIVATIONS[activation](width))
-        if dropout > 0 and masks is not None:
-            layers.append(Dropout(dropout, masks))
-        inputs = width
-    if outputs is not None:
-        layers.append(linear(inputs, outputs, init))
-    return nn.Sequential(*layers)
-
-
 class ClickModel(nn.Module):
     """Click model with logit = bias + first order + the terms of a subclass.
 
@@ -117,7 +80,7 @@ class ClickModel(nn.Module):
         self.list_targets = list_targets
         self.dropout, self.batch_norm, self.init_scale, self.first_order = dropout, batch_norm, init_scale, first_order
         self.masks = torch.Generator()
-        self.init = torch.Generator().manual_seed(seed & _INT63)
+        self.init = torch.Generator().manual_seed(seed & INT63)
         self.bias = nn.Parameter(torch.zeros(1))
         self.numeric_weight = nn.Parameter(torch.zeros(numeric)) if numeric and first_order else None
 
@@ -129,7 +92,7 @@ class ClickModel(nn.Module):
 
     def seed_dropout(self, key: int) -> None:
         """Seed the dropout masks of the next forward pass, so that they depend on `key` alone."""
-        self.masks.manual_seed(key & _INT63)
+        self.masks.manual_seed(key & INT63)
 
     def forward(self, numeric: Tensor, emb: Tensor) -> Tensor:
         """Compute logits float32[samples] from numeric fields and embedding rows.
@@ -147,17 +110,33 @@ class ClickModel(nn.Module):
         return logit
 
     def new_mlp(
-        self, inputs: int, hidden: list[int], outputs: int | None = 1, activation: str = "relu"
+        self, inputs: int, hidden: list[int], outputs: int | None = 1, activation: str = "relu", plain: bool = False
     ) -> nn.Sequential:
-        """Make an MLP with the configured dropout and batch norm (see `mlp`)."""
-        return mlp(
-            inputs, hidden, outputs,
-            dropout=self.dropout, batch_norm=self.batch_norm, init=self.init, masks=self.masks, activation=activation,
-        )  # fmt: skip
+        """Make an MLP from [samples, inputs] to [samples, outputs]; without an output layer if `outputs` is None.
+
+        It has the configured dropout and batch norm, unless it is to be `plain`."""
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers.append(self.new_linear(inputs, width))
+            if self.batch_norm and not plain:
+                norm = nn.BatchNorm1d(width)
+                norm.num_batches_tracked = None  # a momentum needs no count, and the state must not hold one
+                layers.append(norm)
+            layers.append(ACTIVATIONS[activation](width))
+            if self.dropout > 0 and not plain:
+                layers.append(Dropout(self.dropout, self.masks))
+            inputs = width
+        if outputs is not None:
+            layers.append(self.new_linear(inputs, outputs))
+        return nn.Sequential(*layers)
 
     def new_linear(self, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-        """Make a linear layer (see `linear`)."""
-        return linear(inputs, outputs, self.init, bias)
+        """Make a linear layer with Glorot-uniform weights drawn from the generator `init`, and zero bias."""
+        layer = Linear(inputs, outputs, bias)
+        nn.init.xavier_uniform_(layer.weight, generator=self.init)
+        if bias:
+            nn.init.zeros_(layer.bias)
+        return layer
 
     def new_numeric_vectors(self) -> nn.Parameter | None:
         """Make one vector per numeric field, in the same range as embedding rows; None without numeric fields."""

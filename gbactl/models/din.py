@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Count
 from gbactl.errors import require
-from gbactl.models.base import ClickModel, mlp
+from gbactl.models.base import ClickModel
 
 Activation = Literal["dice", "prelu", "relu"]
 
@@ -67,7 +67,7 @@ class ActivationUnit(nn.Module):
 
     def __init__(self, model: ClickModel, width: int, hidden: list[int], activation: Activation, softmax: bool) -> None:
         super().__init__()
-        self.mlp = mlp(4 * width, hidden, init=model.init, activation=activation)
+        self.mlp = model.new_mlp(4 * width, hidden, activation=activation, plain=True)
         self.softmax = softmax
 
     def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Count, Natural
 from gbactl.errors import require
-from gbactl.models.base import ClickModel, mlp
+from gbactl.models.base import ClickModel
 
 
 class Gate(nn.Module):
@@ -20,7 +20,7 @@ class Gate(nn.Module):
         super().__init__()
         self.context = context
         self.start = None if context else nn.Parameter(torch.zeros(1, model.dim))
-        self.mlp = mlp(max(1, len(context)) * model.dim, hidden, wide, init=model.init)
+        self.mlp = model.new_mlp(max(1, len(context)) * model.dim, hidden, wide, plain=True)
 
     def forward(self, v: Tensor, vectors: Tensor) -> Tensor:
         """Multiply v float[samples, wide] by its gate; `vectors`: looked-up ones, float[samples, fields, dim]."""

@@ -52,7 +52,7 @@ class FlatModel:
         self.buffers = sum(b.numel() for b in self._buffers)
         self._own = torch.empty(self.params + self.buffers, dtype=torch.float32)
         self._numpy: Vector = self._own.numpy()
-        self._own_numpy = self._numpy
+        self.vector = self._numpy  # in the model's own memory; writing to it changes the model
         self._views: dict[int, tuple[Vector, list[Tensor]]] = {}
         self._spans = self._adopt()
         self._initial = self._numpy.copy()
@@ -72,11 +72,6 @@ class FlatModel:
             low = high
         return spans
 
-    @property
-    def vector(self) -> Vector:
-        """Vector in the model's own memory; writing to it changes the model."""
-        return self._own_numpy
-
     def use(self, vector: Vector) -> bool:
         """Use the caller's `vector` in place as the model's memory until the next `load` or `use`; False if copied.
 
@@ -89,6 +84,13 @@ class FlatModel:
         self._bind(place, vector)
         np.copyto(self._running, vector[self.params :])
         return True
+
+    def use_shared(self, vector: Vector) -> None:
+        """Use a vector that others read too: in place or, as a forward pass writes to buffers, a copy of it."""
+        if self.buffers:
+            self.load(vector)
+        else:
+            self.use(vector)
 
     def _bind(self, place: int, vector: Vector) -> None:
         if place not in self._views:
@@ -120,16 +122,16 @@ class FlatModel:
         """Copy a vector into the model: the parameters, and the buffers as running statistics of batch norm."""
         if vector.shape != self._numpy.shape:
             raise ValueError(f"the vector has shape {vector.shape}, not ({self.size},)")
-        if self._numpy is not self._own_numpy:
-            self._bind(address(self._own_numpy), self._own_numpy)
+        if self._numpy is not self.vector:
+            self._bind(address(self.vector), self.vector)
         np.copyto(self._numpy, vector)
         if self.buffers:
             np.copyto(self._running, vector[self.params :])
 
     def use_own_memory(self) -> None:
         """Return to the model's own memory, with the values from before the first `use`."""
-        if self._numpy is not self._own_numpy:
-            self._bind(address(self._own_numpy), self._own_numpy)
+        if self._numpy is not self.vector:
+            self._bind(address(self.vector), self.vector)
         self._views.clear()
 
     def load_slice(self, low: int, values: Vector) -> None:

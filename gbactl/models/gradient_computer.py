@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gbactl.data.dataset import Dataset
-from gbactl.models import ModelConfig, build, dimension_mask
+from gbactl.models import INT63, ModelConfig, build, dimension_mask
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.models.pooling import RawField
 from gbactl.quality_metrics import ranked_pairs
@@ -37,7 +37,7 @@ def raw_tensors(raw: Sequence[RawField]) -> RawTensors:
 
 def seed_torch(key: int) -> None:
     """Seed torch's global generator, from which a model without the method `seed_dropout` draws its masks."""
-    torch.default_generator.manual_seed(key & ((1 << 63) - 1))
+    torch.default_generator.manual_seed(key & INT63)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gbactl.checked_dataclasses import Bounds, Count
 from gbactl.errors import require
-from gbactl.models.base import ClickModel, Dropout, mlp
+from gbactl.models.base import ClickModel, Dropout
 
 Reduction = Annotated[float, Bounds(above=0, at_most=1000)]
 
@@ -23,7 +23,7 @@ class MaskBlock(nn.Module):
 
     def __init__(self, model: ClickModel, wide: int, inputs: int, outputs: int, reduction: float, norm: bool) -> None:
         super().__init__()
-        self.mask = mlp(wide, [max(1, int(reduction * inputs))], inputs, init=model.init)
+        self.mask = model.new_mlp(wide, [max(1, int(reduction * inputs))], inputs, plain=True)
         self.linear = model.new_linear(inputs, outputs, bias=False)
         self.norm = nn.LayerNorm(outputs) if norm else None
         self.drop = Dropout(model.dropout, model.masks) if model.dropout > 0 else None

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.collective.base import sum_in_rank_order
 from gbactl.config import RunConfig
-from gbactl.config.shard_specs import dense_block, shard_spec
+from gbactl.config.shard_specs import dense_block
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import codec_of
@@ -30,7 +30,7 @@ from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
 from gbactl.worker.loop import MappedBatchSource
-from gbactl.worker.worker_core import BatchInProgress
+from gbactl.worker.worker_core import BatchInProgress, scale_by_weight
 
 
 class GradientRecomputer:
@@ -44,11 +44,7 @@ class GradientRecomputer:
 
     def shards(self) -> list[Shard]:
         """Make the shards of all servers in their state before the first step."""
-        initial, made = self.flat.initial(), []
-        for shard, (low, high) in enumerate(self.model.cuts):
-            spec = shard_spec(self.cfg, self.dataset.schema.rows, shard)
-            made.append(Shard(replace(spec, dense=self.flat.dense_spec, dense_init=initial[low:high].copy())))
-        return made
+        return [Shard(self.model.shard_spec(self.cfg, shard)) for shard in range(self.model.servers)]
 
     def begin(self, phase: BeginPhase) -> None:
         """Begin a training phase: its data and shuffling."""
@@ -124,14 +120,13 @@ class ReplayedReplica:
 
     def step(self, step: Step, lr_scale: float, ranks: int) -> None:
         """Sum a step's gradients as the all-reduce of `ranks` workers does, and apply the sum."""
-        total: Floats | None = None
+        gradients = []
         for member in sorted(step.members, key=lambda member: member.batch):
             gradient = self._gradients.pop(member.batch)
-            if member.weight != 1.0:
-                gradient *= np.float32(member.weight)
+            scale_by_weight(gradient, member.weight)
             round_here(self.codec, gradient)
-            total = gradient if total is None else np.add(total, gradient, out=total)
-        assert total is not None
+            gradients.append(gradient)
+        total = sum_in_rank_order(gradients)
         if len(step.members) < ranks:
             total += np.float32(0.0)  # workers without a gradient add 0.0: -0.0 becomes 0.0
         round_here(self.codec, total)

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.atomic_files import replacing
-from gbactl.checkpoint.restore import arrays_of
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.training_phase import DivergenceError
 from gbactl.data.cache import prepare
@@ -40,7 +39,7 @@ from gbactl.tracking.mlflow_connection import log_linked_run, tracking_uri
 
 def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
     """Collect rows, dense vector and optimizer state of all shards as named arrays."""
-    tables, states = [arrays_of(shard) for shard in shards], [shard.dense_state() for shard in shards]
+    tables, states = [shard.rows.arrays for shard in shards], [shard.dense_state() for shard in shards]
     found = {name.replace("moment.", ""): _rows([each[name] for each in tables]) for name in tables[0]}
     for key in states[0]:
         if key != "step":

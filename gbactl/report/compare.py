@@ -26,15 +26,14 @@ from gbactl.report.failures_and_slowdowns import FailureLine, SlowdownLine, fail
 from gbactl.report.paired_statistics import (
     Difference,
     Key,
-    Pairing,
     Pairs,
     Stat,
     by_pairs,
+    free_keys,
     name_of,
     natural_key,
     paired,
     paired_ratio,
-    pairing,
     pairs_of,
     stats_of,
     why_alone,
@@ -133,12 +132,12 @@ def compare(
     usable, left_out = _usable([_completed(run) for run in runs], on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
-    rule = pairing(on, ("mode",) if by is None else keys, {line.key: line.runs for line in lines})
+    free, varied = free_keys(("mode",) if by is None else keys, {line.key: line.runs for line in lines})
     scale = scale_of(columns[0], margin)
     groups, judged = list[Group](), list[Difference | None]()
     notes, slowed, failed = [] if by is None else _mixtures(lines, keys), list[SlowdownLine](), list[FailureLine]()
     for line in sorted(lines, key=lambda line: _order(line, chosen, by is None)):
-        group, difference, said = _group(line, _reference(line, lines, chosen), columns, rule, scale)
+        group, difference, said = _group(line, _reference(line, lines, chosen), columns, free, scale)
         groups.append(group)
         judged.append(difference)
         notes += [f"{name_of(line.key)}: {note}" for note in said]
@@ -148,7 +147,7 @@ def compare(
     below = (*alone, *notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
     with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
-    more = (tuple(slowed), on, rule.varied, tuple(failed), scale.margin)
+    more = (tuple(slowed), on, varied, tuple(failed), scale.margin)
     rounds = _rounds(usable[0]) if len(usable) == 1 else ()
     return Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds)
 
@@ -325,41 +324,41 @@ def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
 
 
 def _group(
-    line: Line, reference: Line | None, columns: Sequence[Column], rule: Pairing, scale: Scale
+    line: Line, reference: Line | None, columns: Sequence[Column], free: Key, scale: Scale
 ) -> tuple[Group, Difference | None, list[str]]:
     """Compute the statistics of a line, its difference to the baseline on the scale of the verdict, and its notes.
 
     Only the runs with a partner count, or all runs if none has one."""
-    pairs = pairs_of(line.runs, [] if reference is None else reference.runs, rule)
+    pairs = pairs_of(line.runs, [] if reference is None else reference.runs, free)
     kept = pairs.ours or line.runs
     names = [metric for column in columns for metric in column.metrics]
-    stats = stats_of(kept, names, rule)
+    stats = stats_of(kept, names, free)
     seeds = tuple(sorted({run.seed for run in kept}, key=lambda seed: natural_key((seed,))))
     ids = tuple(run.run_id for run in kept)
-    both = by_pairs(pairs, rule)
+    both = by_pairs(pairs, columns[0].metrics[0])
     against = None if reference is None else reference.key
-    group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against, rate=_rate(pairs, rule))
-    notes = [] if reference is None else _unpaired(pairs, line, reference, columns[0], rule)
+    group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against, rate=_rate(pairs))
+    notes = [] if reference is None else _unpaired(pairs, line, reference, columns[0], free)
     return group, paired(scale.pairs(both)), notes
 
 
-def _rate(pairs: Pairs, rule: Pairing) -> Difference | None:
+def _rate(pairs: Pairs) -> Difference | None:
     """Compute the ratio of the throughputs of paired runs; None where a run has no throughput."""
     if not all(run.metrics.get("eps") for run in (*pairs.ours, *pairs.theirs)):
         return None
-    return paired_ratio(by_pairs(pairs, replace(rule, on="eps")))
+    return paired_ratio(by_pairs(pairs, "eps"))
 
 
-def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:
+def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, free: Key) -> list[str]:
     """Describe which runs of a line have no partner, and whether only some of the baseline's runs are compared."""
     said, name = [], reference.key[0]
     if pairs.alone:
         end = " and are not in its line" if pairs.ours else ""
-        why = why_alone(pairs.alone, reference.runs, rule)
+        why = why_alone(pairs.alone, reference.runs, free)
         said.append(f"{len(pairs.alone)} of {len(line.runs)} runs have no partner in {name} ({why}){end}.")
     own = [token for token in ", ".join(reference.key[1:]).split(", ") if token not in ", ".join(line.key[1:])]
     if pairs.ours and (own or len(pairs.theirs) < len(reference.runs)):
-        mean = fmean(theirs for theirs, _ in by_pairs(pairs, rule))
+        mean = fmean(theirs for theirs, _ in by_pairs(pairs, compared.metrics[0]))
         partners = f"{len(pairs.theirs)} of {len(reference.runs)} runs of {', '.join((name, *own))}"
         said.append(f"compared with {partners}, whose {compared.title} is {compared.write(mean)}.")
     return said

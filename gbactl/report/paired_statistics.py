@@ -84,37 +84,36 @@ def name_of(key: Key) -> str:
 
 
 @dataclass(frozen=True)
-class Pairing:
-    """Rule for pairing runs: the compared metric, and the keys in which the runs of a pair may differ.
-
-    `free`: parameters, and prefixes that end with a dot. `varied`: the free ones that a reader has to be told of.
-    """
-
-    on: str
-    free: tuple[str, ...]
-    varied: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Pairs:
-    """Result of pairing the runs of two groups: the runs with a partner, and runs of the first group without."""
+    """Result of pairing the runs of two groups: (theirs, ours) of each pair, and our runs without a partner."""
 
-    ours: list[Run]
-    theirs: list[Run]
+    both: list[tuple[list[Run], list[Run]]]
     alone: list[Run]
 
+    @property
+    def theirs(self) -> list[Run]:
+        """Runs of the reference that have a partner."""
+        return [run for theirs, _ in self.both for run in theirs]
 
-def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing:
-    """Choose the pairing rule for runs that are grouped by `keys`."""
+    @property
+    def ours(self) -> list[Run]:
+        """Runs of the group that have a partner."""
+        return [run for _, ours in self.both for run in ours]
+
+
+def free_keys(keys: Key, members: Mapping[Key, Sequence[Run]]) -> tuple[Key, Key]:
+    """Choose the keys in which the runs of a pair may differ, for runs that are grouped by `keys`.
+
+    They are parameters, and prefixes that end with a dot. Returns also those that a reader has to be told of."""
     names = [key.removesuffix(".name") for key in keys]
     free = [*(f"{name}." for name in names), *keys, *names]
     if "mode" in names:
         free += OF_THE_MODE
     if not any(key.startswith(TAGS) for key in keys):
-        return Pairing(on, tuple(free))
+        return tuple(free), ()
     also = _one_value_each(members, (*free, *OF_THE_MODE, "seed"))
     of_mode = [f"{name}*" for name in OF_THE_MODE if name.endswith(".")]
-    return Pairing(on, (*free, *OF_THE_MODE, *also), (*of_mode, *also))
+    return (*free, *OF_THE_MODE, *also), (*of_mode, *also)
 
 
 def _one_value_each(members: Mapping[Key, Sequence[Run]], skipped: Sequence[str]) -> list[str]:
@@ -125,33 +124,29 @@ def _one_value_each(members: Mapping[Key, Sequence[Run]], skipped: Sequence[str]
     return sorted(name for name in single if len({frozenset(group.get(name, ())) for group in groups}) > 1)
 
 
-def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pairs:
-    """Pair runs with runs of `reference` that have the same seed and configuration, apart from the rule's free keys."""
-    ours, theirs = _by_pair(runs, rule), _by_pair(reference, rule)
-    return Pairs(
-        [run for pair in ours if pair in theirs for run in ours[pair]],
-        [run for pair in theirs if pair in ours for run in theirs[pair]],
-        [run for pair in ours if pair not in theirs for run in ours[pair]],
-    )
+def pairs_of(runs: Sequence[Run], reference: Sequence[Run], free: Key) -> Pairs:
+    """Pair runs with runs of `reference` that have the same seed and configuration, apart from the `free` keys."""
+    ours, theirs = _by_pair(runs, free), _by_pair(reference, free)
+    alone = [run for pair, runs in ours.items() if pair not in theirs for run in runs]
+    return Pairs([(theirs[pair], runs) for pair, runs in ours.items() if pair in theirs], alone)
 
 
-def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
-    """Return the compared metric of each pair of runs as (reference, ours), one pair a seed.
+def by_pairs(pairs: Pairs, metric: str) -> list[tuple[float, float]]:
+    """Return a metric of each pair of runs as (reference, ours), one pair a seed.
 
     A seed's value is the mean over its configurations."""
-    ours, theirs = _by_pair(pairs.ours, rule), _by_pair(pairs.theirs, rule)
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for pair, runs in ours.items():
-        both = (fmean(run.metrics[rule.on] for run in side) for side in (theirs[pair], runs))
-        found[runs[0].seed].append((next(both), next(both)))
+    for theirs, ours in pairs.both:
+        means = (fmean(run.metrics[metric] for run in side) for side in (theirs, ours))
+        found[ours[0].seed].append((next(means), next(means)))
     return [(fmean(each[0] for each in means), fmean(each[1] for each in means)) for means in found.values()]
 
 
-def stats_of(runs: Sequence[Run], metrics: Iterable[str], rule: Pairing) -> dict[str, Stat | None]:
+def stats_of(runs: Sequence[Run], metrics: Iterable[str], free: Key) -> dict[str, Stat | None]:
     """Compute mean and deviation of each metric over seeds.
 
     A seed's value is the mean over its configurations."""
-    alike = list(_by_pair(runs, rule).values())
+    alike = list(_by_pair(runs, free).values())
     return {metric: _stat(alike, metric) for metric in metrics}
 
 
@@ -164,21 +159,21 @@ def _stat(alike: Sequence[Sequence[Run]], metric: str) -> Stat | None:
     return stat([fmean(means) for means in found.values()])
 
 
-def _by_pair(runs: Sequence[Run], rule: Pairing) -> dict[Configuration, list[Run]]:
+def _by_pair(runs: Sequence[Run], free: Key) -> dict[Configuration, list[Run]]:
     grouped: dict[Configuration, list[Run]] = defaultdict(list)
     for run in runs:
-        grouped[configuration(run, rule.free)].append(run)
+        grouped[configuration(run, free)].append(run)
     return grouped
 
 
-def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> str:
+def why_alone(alone: Sequence[Run], reference: Sequence[Run], free: Key) -> str:
     """Describe why runs have no partner in `reference`: the seeds or parameters that differ."""
     seeds = {run.seed for run in reference}
     lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural_key((seed,)))
     if lonely:
         return f"seed {', '.join(lonely)}"
     twin = next(run for run in reference if run.seed == alone[0].seed)
-    ours, theirs = (dict(configuration(run, rule.free)) for run in (alone[0], twin))
+    ours, theirs = (dict(configuration(run, free)) for run in (alone[0], twin))
     differing = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} or ours.keys() ^ theirs.keys()
     return f"they differ in {', '.join(sorted(differing))}"
 

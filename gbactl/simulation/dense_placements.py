@@ -239,7 +239,7 @@ class ReplicatedDense(DensePlacement):
     def checksum(self) -> tuple[str, str]:
         """Compute the checksum and model sum of the parameters, once per step for all workers."""
         if self._checksum[0] != self.block.step:
-            own = digest(self.block.arrays)
+            own = digest(self.block.arrays.values())
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
@@ -293,11 +293,7 @@ class TrainerDense(DensePlacement):
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute a gradient with the worker's replica as it is at the batch's start."""
-        value = self.trainer(worker).replica.value
-        if self.flat.buffers:
-            self.flat.load(value)
-        else:
-            self.flat.use(value)
+        self.flat.use_shared(self.trainer(worker).replica.value)
         gradient = np.empty(self.flat.size, np.float32)
         self._computed[worker.index, item.grant.batch] = (computed_apart(self.compute, item, gradient), gradient)
 

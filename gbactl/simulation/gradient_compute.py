@@ -6,10 +6,11 @@ the pull and the push. Costs what a worker's gradient costs; a dense vector is c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.config.shard_specs import dense_cuts
+from gbactl.config.shard_specs import dense_cuts, shard_spec
 from gbactl.data.dataset import Dataset, Schema
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels
@@ -17,6 +18,7 @@ from gbactl.models import row_width
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, nonempty_slices
+from gbactl.store.shard import ShardSpec
 from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.messages import Rows
 from gbactl.worker.loop import BatchComputer
@@ -53,6 +55,12 @@ class SharedCompute(BatchComputer):
         computer, width = GradientComputer.of(cfg.model, dataset, cfg.seed, cfg.precision), row_width(cfg.model)
         return cls(computer, load(), dataset.schema, width, dense_cuts(cfg, computer.flat.size), cfg.seed)
 
+    def shard_spec(self, cfg: RunConfig, shard: int) -> ShardSpec:
+        """Return the specification of a server's shard, with its slice of the initial dense vector."""
+        low, high = self.cuts[shard]
+        dense = self.flat.initial()[low:high].copy()
+        return replace(shard_spec(cfg, self.schema.rows, shard), dense=self.flat.dense_spec, dense_init=dense)
+
     def load(self, item: BatchInProgress) -> None:
         """Load the dense vector that was pulled for a batch into the model."""
         for shard in item.answers:
@@ -62,10 +70,8 @@ class SharedCompute(BatchComputer):
             self._loaded[shard] = values
             if len(values) < self.flat.size:
                 self.flat.load_slice(self.cuts[shard][0], values)
-            elif self.flat.buffers:  # a forward pass writes a batch's statistics into the vector
-                self.flat.load(values)
             else:
-                self.flat.use(values)
+                self.flat.use_shared(values)
 
     def use_own_memory(self) -> None:
         """Make the model compute with its own memory again, and forget the dense slices loaded for a batch."""

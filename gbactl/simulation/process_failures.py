@@ -30,7 +30,7 @@ from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.worker import VirtualWorker
+from gbactl.simulation.worker import Placements, VirtualWorker
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event, Save
 
@@ -45,12 +45,10 @@ class FailingCluster(Protocol):
     coordinator: VirtualCoordinator
     servers: Sequence[VirtualServer]
     workers: Sequence[VirtualWorker]
+    placements: Placements
 
     def new_shard(self, shard: int) -> Shard:
         """Make the shard of a server that has just started, with initial parameters."""
-
-    def lose_worker(self, index: int) -> None:
-        """Exclude a failed worker from dense steps and means."""
 
     def replace_worker(self, index: int) -> None:
         """Start a failed worker's successor."""
@@ -77,7 +75,7 @@ class FailureInjection:
     def _lost(self, index: int, fields: dict[str, Any]) -> None:
         if fields["shared"]:
             self.cluster.workers[index].kill()  # an excluded worker could still write to shared state
-        self.cluster.lose_worker(index)
+        self.cluster.placements.remove_worker(index)
         if fields["replaced"]:
             self.cluster.events.schedule_after(self.cluster.cost.restart, self._replace, index)
 

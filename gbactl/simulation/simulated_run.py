@@ -10,7 +10,7 @@ loss mean nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from gbactl.simulation.process_failures import FailureInjection
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.worker import ClusterShared, DensePlacement, Placements, VirtualWorker
 from gbactl.store.dense import DenseBlock
-from gbactl.store.shard import Shard, ShardSpec
+from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Event, Hello, Ready
 from gbactl.worker.loop import MappedBatchSource
@@ -130,10 +130,6 @@ class VirtualCluster:
         worker.coordinator.send(Ready("worker", worker.index))
         worker.start(self.cfg.prefetched_batches)
 
-    def lose_worker(self, index: int) -> None:
-        """Exclude a failed worker from dense steps and means (FailingCluster.lose_worker)."""
-        self.placements.remove_worker(index)
-
     def replace_worker(self, index: int) -> None:
         """Start a failed worker's successor (FailingCluster.replace_worker)."""
         failed = self.workers[index]
@@ -174,14 +170,9 @@ class VirtualCluster:
 
     def new_shard(self, shard: int) -> Shard:
         """Make a shard with initial parameters (FailingCluster.new_shard)."""
-        return Shard(self._spec(shard))
-
-    def _spec(self, shard: int) -> ShardSpec:
-        spec, flat = shard_spec(self.cfg, self.dataset.schema.rows, shard), self.compute.flat
         if "servers" not in self.cfg.homes:
-            return spec
-        low, high = self.compute.cuts[shard]
-        return replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
+            return Shard(shard_spec(self.cfg, self.dataset.schema.rows, shard))
+        return Shard(self.compute.shard_spec(self.cfg, shard))
 
     def _workers(self) -> list[VirtualWorker]:
         cfg = self.cfg

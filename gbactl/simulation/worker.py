@@ -101,16 +101,9 @@ class DenseTransfers:
         for shard, request in requests.items():
             self.servers[shard].send(*request)
 
-    def on_dense_state(self, shard: int, message: DenseState, frame: Frame) -> None:
-        """Store the dense state that a server sent as its answer to `fetch`."""
-        self._answered(shard, (message, frame))
-
-    def on_ack(self, shard: int) -> None:
-        """Record that a server has received the dense state that it was sent."""
-        self._answered(shard, None)
-
-    def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:
-        self._transfer.on_answer(shard, state)
+    def on_answer(self, shard: int, message: DenseState | Ack, frame: Frame) -> None:
+        """Record a server's answer: the dense state that it was asked for, or that it has received one."""
+        self._transfer.on_answer(shard, (message, frame) if isinstance(message, DenseState) else None)
         if self._transfer.done:
             self._then()
 
@@ -288,10 +281,8 @@ class VirtualWorker:
             self.trainer.centre(self._shard[id(channel)], message, frame)
         elif isinstance(message, SaveReplica):
             self.trainer.save(message)
-        elif isinstance(message, DenseState):
-            self.moves.on_dense_state(self._shard[id(channel)], message, frame)
-        elif isinstance(message, Ack):
-            self.moves.on_ack(self._shard[id(channel)])
+        elif isinstance(message, (DenseState, Ack)):
+            self.moves.on_answer(self._shard[id(channel)], message, frame)
         elif isinstance(message, ShardRelocated):
             self.core.forget_dense(message.shard)
 
@@ -355,13 +346,8 @@ class VirtualWorker:
             return
         while self.core.must_answer():
             self._answer(self.core.question())
-        while self.core.ready() and not self._is_paused:
+        while self.core.ready() and not (self.core.threads > 1 and self.trainer.is_paused):
             self._begin(self.core.begin())
-
-    @property
-    def _is_paused(self) -> bool:
-        """Whether compute threads are stopped for a foreground exchange."""
-        return self.core.threads > 1 and self.trainer.is_paused
 
     def _answer(self, question: Question) -> None:
         """Answer a coordinator's request; one that takes time keeps the worker busy until it is answered."""

@@ -181,24 +181,16 @@ class Delivery:
     `push` sends all, an exception leaves the rest queued.
     """
 
-    def __init__(self, sender: MlflowSender, backlog: Backlog, records: Sequence[Record] = ()) -> None:
-        """Start with `records` that are in the backlog already; the first one describes the run."""
+    def __init__(self, sender: MlflowSender, backlog: Backlog, contents: BacklogContents) -> None:
+        """Start with the backlog's contents; the first record describes the run.
+
+        Those that an earlier delivery sent are skipped, if the store still has the run."""
         self._sender = sender
         self._backlog = backlog
-        self._queued = deque(records)
-        self._store_run_id: str | None = None
+        self._queued, self._sent = deque(contents.records), contents.sent
+        self.run_id = contents.run_id  # id of the run in the store; None until the store has answered
         self._open = False
-        self._sent = 0
         self.done = False
-
-    @property
-    def run_id(self) -> str | None:
-        """Id of the run in the store; None until the store has answered."""
-        return self._store_run_id
-
-    def resume(self, run_id: str | None, sent: int) -> None:
-        """Skip the first `sent` records, which an earlier delivery sent, if the store still has the run `run_id`."""
-        self._store_run_id, self._sent = run_id, sent
 
     def add(self, records: Sequence[Record]) -> None:
         """Queue records and write them to the backlog; records that cannot be written are still sent."""
@@ -220,8 +212,8 @@ class Delivery:
             self._backlog.remove()
 
     def _begin(self) -> None:
-        run_id = self._sender.open(self._queued[0], self._store_run_id)
-        if run_id != self._store_run_id:
+        run_id = self._sender.open(self._queued[0], self.run_id)
+        if run_id != self.run_id:
             self._backlog.opened(run_id)
             self._sent = 0
         for _ in range(min(self._sent, len(self._queued))):
@@ -229,7 +221,7 @@ class Delivery:
             self.done |= taken["kind"] == "finish"
             if taken["kind"] == "tags":  # opening the run has set its first tags again, over later ones
                 self._sender.tag(taken["tags"])
-        self._store_run_id, self._open = run_id, True
+        self.run_id, self._open = run_id, True
 
     def _send_one(self, record: Record) -> int:
         if record["kind"] == "artifact":
@@ -361,8 +353,7 @@ def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: MlflowSender
         raise TrackingError(f"{backlog.path} does not begin with a run; it cannot be sent.")
     _complete(backlog, contents, run_dir)
     where = absolute(uri or contents.records[0]["uri"])
-    delivery = Delivery(sender or MlflowSender(where), backlog, contents.records)
-    delivery.resume(contents.run_id, contents.sent)
+    delivery = Delivery(sender or MlflowSender(where), backlog, contents)
     try:
         delivery.push()
     except Exception as error:

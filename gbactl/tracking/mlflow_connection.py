@@ -176,11 +176,10 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
 
         try:
             client.create_experiment(name, artifact_location=artifact_root(uri), tags={KIND: MODEL_DEVELOPMENT})
-            found = client.get_experiment_by_name(name)
-        except MlflowException:  # another process has created it first
-            found = client.get_experiment_by_name(name)
-            if found is None:
+        except MlflowException:
+            if client.get_experiment_by_name(name) is None:  # no other process has created it first
                 raise
+        found = client.get_experiment_by_name(name)
     if found.lifecycle_stage != "active":
         raise TrackingError(
             f"The experiment {name} was deleted in MLflow; type tracking.experiment=ANOTHER_NAME or: "

@@ -88,14 +88,13 @@ class TrackedRun:
         self._lock.acquire(timeout=5)
         backlog = Backlog(self._run_dir)
         old = backlog.read() if resumed is not None and backlog.path.exists() else BacklogContents()
-        known = None if resumed is None else resumed or old.run_id
-        self._delivery = Delivery(sender or MlflowSender(uri), backlog, old.records)
-        first = _run_record(self._local_id, experiment, run_name, {} if known else params, tags, datasets)
+        old.run_id = resumed or old.run_id
+        self._delivery = Delivery(sender or MlflowSender(uri), backlog, old)
+        first = _run_record(self._local_id, experiment, run_name, {} if old.run_id else params, tags, datasets)
         self._start_ms: int = first["start_ms"]
         if not old.records:
             self._delivery.add([first | {"uri": uri}])
-        if known:
-            self._delivery.resume(known, old.sent)
+        if old.run_id:
             self._delivery.add([{"kind": "reopen"}, {"kind": "tags", "tags": first["tags"]}])
         self._queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._tried, self._ending = threading.Event(), threading.Event()

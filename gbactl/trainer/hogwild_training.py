@@ -56,11 +56,7 @@ class ComputeThread(DensePlacement):
         if self.trainer.pauses_threads:
             with self.trainer.client.waits.activity(ALL_REDUCE):
                 self.computing.acquire()
-        value = self.trainer.replica.value
-        if self.flat.buffers:
-            self.flat.load(value)
-        else:
-            self.flat.use(value)
+        self.flat.use_shared(self.trainer.replica.value)
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push the row gradients, apply the local step, and exchange the replica if an exchange is due."""

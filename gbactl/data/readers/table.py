@@ -40,23 +40,11 @@ from gbactl.data.column_conversion import (
     timestamps,
     weights_of,
 )
-from gbactl.data.dataset import USER, Batch, Jagged, ListField, Progress, Schema
+from gbactl.data.dataset import Batch, Jagged, Progress
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table
-from gbactl.data.table_schema import (
-    TIME_FIELDS,
-    Categorical,
-    Day,
-    Label,
-    Multi,
-    Numeric,
-    Sequence,
-    TableSchema,
-    Time,
-    User,
-    read_schema,
-)
+from gbactl.data.table_schema import Day, Label, Numeric, Sequence, TableSchema, Time, read_schema
 from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.errors import DataError, require
 
@@ -66,73 +54,6 @@ LARGEST = float(np.finfo(np.float32).max)
 WAITING = ("standardize", "bucketize")  # transforms that wait for the statistics of the first day
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Places of a table's columns in the arrays.
-
-    While rows wait for the statistics of the first day, the columns that become buckets are further numeric ones."""
-
-    schema: TableSchema
-    buckets: int
-
-    @property
-    def numeric(self) -> list[str]:
-        """Names of the numeric features."""
-        return [name for name, kind in self.schema.of_kind(Numeric).items() if kind.transform != "bucketize"]
-
-    @property
-    def bucketized(self) -> dict[str, Numeric]:
-        """Numeric columns that become fields."""
-        return {name: kind for name, kind in self.schema.of_kind(Numeric).items() if kind.transform == "bucketize"}
-
-    @property
-    def hashed(self) -> dict[str, int]:
-        """Number of ids to which each categorical column is hashed, by column name."""
-        return {name: kind.buckets or self.buckets for name, kind in self.schema.of_kind(Categorical).items()}
-
-    @property
-    def time_fields(self) -> list[str]:
-        """Names of the fields made from the time, such as hour and weekday."""
-        clock = self.schema.clock
-        return [] if clock is None else list(self.schema.of_kind(Time)[clock].fields)
-
-    @property
-    def fields(self) -> list[tuple[str, int]]:
-        """Name and cardinality of each field with one id a sample, the columns of `ids`."""
-        users = self.schema.of_kind(User)
-        hashed = [(USER if name in users else name, size) for name, size in self.hashed.items()]
-        timed = [(f"{self.schema.clock}.{part}", TIME_FIELDS[part]) for part in self.time_fields]
-        return [*hashed, *timed, *((name, kind.buckets + 1) for name, kind in self.bucketized.items())]
-
-    @property
-    def lists(self) -> dict[str, Multi]:
-        """Columns that become multi-valued fields, which follow the others."""
-        return self.schema.of_kind(Multi)
-
-    def list_ids(self, name: str) -> tuple[int, int]:
-        """Return the field index that seeds the hash of a list's values, and the number of ids; both may be shared."""
-        kind = self.lists[name]
-        if kind.table is not None:
-            return list(self.hashed).index(kind.table), self.hashed[kind.table]
-        return len(self.fields) + list(self.lists).index(name), kind.buckets or self.buckets
-
-    @property
-    def made(self) -> Schema:
-        """Schema of the arrays."""
-        sizes = [*(size for _, size in self.fields), *(self.list_ids(name)[1] for name in self.lists)]
-        tables = list(range(len(self.fields)))
-        for name, kind in self.lists.items():
-            tables.append(max(tables, default=-1) + 1 if kind.table is None else self.list_ids(name)[0])
-        shared = tables if any(kind.table for kind in self.lists.values()) else []
-        lists = tuple(ListField(kind.max_length, kind.pooling) for kind in self.lists.values())
-        return Schema(len(self.numeric), tuple(sizes), tuple(shared), lists, self.weighted)
-
-    @property
-    def weighted(self) -> bool:
-        """Whether values of any multi-valued field have weights; those of others are 1."""
-        return any(kind.weights is not None for kind in self.lists.values())
 
 
 @dataclass(frozen=True)
@@ -158,26 +79,25 @@ class Table:
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """Write the cache's arrays, in order of time."""
         *files, schema_file = self.sources()
-        schema = read_schema(schema_file)
-        layout, bad = Layout(schema, self.buckets), BadLines(self.max_bad_lines)
+        schema, bad = read_schema(schema_file, self.buckets), BadLines(self.max_bad_lines)
         with TemporaryDirectory(dir=folder, prefix="staged-") as name:
             staged, ends = Path(name), list[int]()
             clock = Clock(staged / "times")
-            chunks = self._chunks(files, layout, clock, bad, ends, progress)
+            chunks = self._chunks(files, schema, clock, bad, ends, progress)
             rows = write_all(staged, chunks)
-            splits, by_rows = self._splits(rows, ends, layout, clock)
+            splits, by_rows = self._splits(rows, ends, schema, clock)
             order = clock.order()
-            change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], layout)
-            put_in_order(staged, folder, layout.made, order, progress, change)
-        names = [*(name for name, _ in layout.fields), *layout.lists]
-        return WrittenArrays("days", layout.made, splits, layout.numeric, names, bad.count, days_by_rows=by_rows)
+            change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], schema)
+            put_in_order(staged, folder, schema.made, order, progress, change)
+        names = [*(name for name, _ in schema.fields), *schema.lists]
+        return WrittenArrays("days", schema.made, splits, schema.numeric, names, bad.count, days_by_rows=by_rows)
 
     def _chunks(
-        self, files: list[SourceFile], layout: Layout, clock: Clock, bad: BadLines, ends: list[int], progress: Progress
-    ) -> Iterator[Batch]:
+        self, files: list[SourceFile], schema: TableSchema, clock: Clock, bad: BadLines, ends: list[int],
+        progress: Progress,
+    ) -> Iterator[Batch]:  # fmt: skip
         """Iterate over the rows of all files; fills `ends` with the number of rows until the end of each file."""
-        schema, rows = layout.schema, 0
-        parted = set[str]()
+        rows, parted = 0, set[str]()
         form = TextForm(schema.separator, schema.missing)
         for place, file in enumerate(files):
             _check_columns(file, columns_of(file, form), schema)
@@ -186,9 +106,9 @@ class Table:
                 progress(stage, (before + fraction) / len(files))
 
             for chunk in read_table(file, form, schema.read, bad, report_progress):
-                batch, times = _arrays(chunk, file, layout, bad)
+                batch, times = _arrays(chunk, file, schema, bad)
                 parted |= {
-                    name for name in layout.lists if name not in parted and _is_parted(chunk.frame[name], layout)
+                    name for name in schema.lists if name not in parted and _is_parted(chunk.frame[name], schema)
                 }
                 if times is not None:
                     clock.add(times, times if schema.of_kind(Day) else None)
@@ -199,13 +119,13 @@ class Table:
             if rows == (ends[-1] if ends else 0):
                 raise DataError(f"{file} has no readable row below its header.")
             ends.append(rows)
-        for name in layout.lists:
+        for name in schema.lists:
             if name not in parted:
-                lacking = f"its separator {layout.lists[name].separator!r} is in none of the {rows:,} rows"
+                lacking = f"its separator {schema.lists[name].separator!r} is in none of the {rows:,} rows"
                 raise DataError(f"The column {name}: {lacking}; type separator: for another one, or kind: categorical.")
 
     def _splits(
-        self, rows: int, ends: list[int], layout: Layout, clock: Clock
+        self, rows: int, ends: list[int], schema: TableSchema, clock: Clock
     ) -> tuple[list[tuple[str, int, int]], bool]:
         """Divide the rows, in time order, into days. Also returns whether the division is by row count."""
         if self.days is None and clock.counts:
@@ -215,9 +135,9 @@ class Table:
                     f"All rows are of one day, {day_name(day)}; type data.days=7 to cut them into equal parts."
                 )
             return clock.splits(day_name), False
-        if self.days is None and len(ends) > 1 and layout.schema.clock is None:
+        if self.days is None and len(ends) > 1 and schema.clock is None:
             return splits_between(ends), False
-        return equal_days(rows, self.days), layout.schema.clock is None
+        return equal_days(rows, self.days), schema.clock is None
 
 
 def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) -> None:
@@ -235,23 +155,23 @@ def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) ->
             raise DataError(f"{file} has no column {name}, which the schema names; its columns are: {shown}.{hint}")
 
 
-def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tuple[Batch, Integers | None]:
+def _arrays(rows: Rows, file: SourceFile, schema: TableSchema, bad: BadLines) -> tuple[Batch, Integers | None]:
     """Convert a chunk's readable rows to arrays; returns them and the rows' sort keys, None without a time column."""
-    schema, frame, faults = layout.schema, rows.frame, Faults(rows)
-    listed = {name for column, kind in layout.lists.items() for name in (column, kind.weights)}
+    frame, faults = rows.frame, Faults(rows)
+    listed = {name for column, kind in schema.lists.items() for name in (column, kind.weights)}
     for name in schema.read:
         kind, wanted = frame[name].dtype, "multi" if isinstance(frame[name].dtype, pl.List) else "ignore"
         inner = kind.inner if isinstance(kind, pl.List) and name in listed else kind
         if inner.is_nested() or inner == pl.Binary:
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: {wanted} for it.")
     labels = _labels(frame, schema, faults)
-    numeric = [_numbers(frame, name, layout, faults) for name in (*layout.numeric, *layout.bucketized)]
-    ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(layout.hashed.items())]
+    numeric = [_numbers(frame, name, schema, faults) for name in (*schema.numeric, *schema.bucketized)]
+    ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(schema.hashed.items())]
     clock = None
     if schema.clock is not None:
-        clock, moment = _times(frame, schema.clock, layout, faults)
-        ids += [time_ids(moment, part) for part in layout.time_fields]
-    lists = Jagged.joined([_list(frame, name, layout, faults) for name in layout.lists]) if layout.lists else None
+        clock, moment = _times(frame, schema.clock, schema, faults)
+        ids += [time_ids(moment, part) for part in schema.time_fields]
+    lists = Jagged.joined([_list(frame, name, schema, faults) for name in schema.lists]) if schema.lists else None
     batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32), lists)
     kept = faults.readable_rows(file, bad)
     if kept is None:
@@ -259,8 +179,8 @@ def _arrays(rows: Rows, file: SourceFile, layout: Layout, bad: BadLines) -> tupl
     return batch.take(kept), None if clock is None else clock[kept]
 
 
-def _list(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Jagged:
-    column, kind, (place, size) = frame[name], layout.lists[name], layout.list_ids(name)
+def _list(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> Jagged:
+    column, kind, (place, size) = frame[name], schema.lists[name], schema.list_ids(name)
     lengths, values, taken = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
     weights = None
     if kind.weights is not None:
@@ -270,9 +190,9 @@ def _list(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Jag
     return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size), weights)
 
 
-def _is_parted(column: pl.Series, layout: Layout) -> bool:
+def _is_parted(column: pl.Series, schema: TableSchema) -> bool:
     """Return whether a multi-valued column has a list type, or some text in it contains the separator."""
-    separator = layout.lists[column.name].separator
+    separator = schema.lists[column.name].separator
     return column.dtype.is_nested() or bool(texts(column).str.contains(separator, literal=True).any())
 
 
@@ -300,9 +220,9 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
     return _bits(number == 1)
 
 
-def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> Floats:
+def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> Floats:
     """Convert a numeric column; NaN marks a missing value that is replaced once first-day statistics are known."""
-    column, kind = frame[name], layout.schema.of_kind(Numeric)[name]
+    column, kind = frame[name], schema.of_kind(Numeric)[name]
     number = numbers(column)
     lost = number.is_null() & column.is_not_null()
     if lost.any():  # NaN, and cells of blanks, are missing too
@@ -314,9 +234,9 @@ def _numbers(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> 
     return (values if kind.transform in WAITING else np.nan_to_num(values)).astype(np.float32)
 
 
-def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tuple[Integers, Integers]:
+def _times(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> tuple[Integers, Integers]:
     """Return each row's sort key (day or moment), and the moments from which fields such as the hour are made."""
-    kind = layout.schema.of_kind(Time)[name]
+    kind = schema.of_kind(Time)[name]
     by_day = isinstance(kind, Day)
     clock = (days if by_day else timestamps)(frame[name], kind.format)
     moment = timestamps(frame[name], kind.format) if by_day and kind.fields else clock
@@ -325,26 +245,28 @@ def _times(frame: pl.DataFrame, name: str, layout: Layout, faults: Faults) -> tu
     return clock.fill_null(0).to_numpy(), moment.fill_null(0).to_numpy()
 
 
-def first_day_transform(numeric: Floats, order: Order, rows: int, layout: Layout) -> Callable[[Batch], Batch] | None:
+def first_day_transform(
+    numeric: Floats, order: Order, rows: int, schema: TableSchema
+) -> Callable[[Batch], Batch] | None:
     """Make the function that scales or buckets columns by first-day statistics; None where no column needs these.
 
     `numeric`: the staged numeric features of all rows; the first day has `rows` of them, in `order`."""
-    kinds = layout.schema.of_kind(Numeric)
-    standardized = [place for place, name in enumerate(layout.numeric) if kinds[name].transform == "standardize"]
-    if not standardized and not layout.bucketized:
+    kinds = schema.of_kind(Numeric)
+    standardized = [place for place, name in enumerate(schema.numeric) if kinds[name].transform == "standardize"]
+    if not standardized and not schema.bucketized:
         return None
     first = _Day(numeric, order, rows)
     mean, deviation = first.means_and_deviations(standardized)
     borders = [
-        first.bucket_borders(len(layout.numeric) + place, kind.buckets)
-        for place, kind in enumerate(layout.bucketized.values())
+        first.bucket_borders(len(schema.numeric) + place, kind.buckets)
+        for place, kind in enumerate(schema.bucketized.values())
     ]  # fmt: skip
 
     def change(chunk: Batch) -> Batch:
-        values = chunk.numeric[:, : len(layout.numeric)].copy()
+        values = chunk.numeric[:, : len(schema.numeric)].copy()
         scaled = (values[:, standardized].astype(np.float64) - mean) / deviation
         values[:, standardized] = np.nan_to_num(scaled, posinf=LARGEST, neginf=-LARGEST)
-        raw = chunk.numeric[:, len(layout.numeric) :]
+        raw = chunk.numeric[:, len(schema.numeric) :]
         more = [
             np.where(np.isnan(raw[:, place]), 0, 1 + np.searchsorted(border, raw[:, place], side="right"))
             for place, border in enumerate(borders)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gbactl.calibration.calibrate_command import CalibrationPlan, calibrate, cost_file_text, error_table
+from gbactl.calibration.calibrate_command import Calibration, calibrate, cost_file_text, error_table
 from gbactl.calibration.fit import FittedModel
 from gbactl.calibration.short_local_runs import Observation
 from gbactl.config.groups import CostConfig
@@ -83,7 +83,7 @@ def test_the_table_has_a_line_a_run() -> None:
 
 
 def test_every_run_has_the_local_batch_of_the_one_that_was_asked_for() -> None:
-    plan = CalibrationPlan(["train.global_batch=1024", "cluster.workers=8", "model.dim=4", "mode=gba"], (2, 4), 1, 1.0)
+    plan = Calibration(["train.global_batch=1024", "cluster.workers=8", "model.dim=4", "mode=gba"], (2, 4), 1, 1.0)
     for mode, workers in (("sync", 2), ("gba", 4), ("async", 16)):
         cfg = plan.config(mode, workers)
         assert (cfg.mode.name, cfg.local_batch, cfg.cluster.workers) == (mode, 128, workers)

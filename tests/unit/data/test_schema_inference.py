@@ -104,7 +104,7 @@ def test_columns(name: str, cells: list[str], options: dict[str, Any], why: str,
     assert dict(each.options) == options
     assert why in each.why
     (tmp_path / "schema.yaml").write_text(found.text())
-    read_schema(tmp_path / "schema.yaml")  # what is written can be read
+    read_schema(tmp_path / "schema.yaml", 1024)  # what is written can be read
     assert found.missing == (("", "NA") if "NA" in cells else ("",))
 
 

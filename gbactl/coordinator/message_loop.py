@@ -187,11 +187,7 @@ class Coordinator:
             raise PeerGoneError("The launcher is gone.")
         if (failover := self._failover_under_way) is not None and failover.on_lost(channel):
             return
-        if run.members.forget_successor(channel):
-            if peer.role == "worker":
-                core.workers.forget_successor(peer.index)
-            return
-        if not run.members.forget(channel) or run.stopped:
+        if run.members.forget_successor(channel) or not run.members.forget(channel) or run.stopped:
             return
         if not core.on_node_lost(peer):
             raise PeerGoneError(f"{peer} is gone.")
@@ -214,13 +210,16 @@ class Coordinator:
             self.context.record.statistics.times.on_heartbeat(f"S{pong.worker}", pong.times)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
-        if ready.role == "worker" and self.core.workers.on_ready(channel, ready.number):
+        members = self.context.members
+        if (successor := members.successor(channel, "worker", ready.number)) is not None:
+            successor.ready = True
             return
-        self.context.members.authentic(channel, ready.role, ready.number)
-        self.context.members.ready.add((ready.role, ready.number))
+        members.authentic(channel, ready.role, ready.number)
+        members.ready.add((ready.role, ready.number))
 
     def _on_take(self, channel: Channel, take: TakeBatch, _: Frame) -> None:
-        if self.core.workers.queue_early_request(channel, take.worker):
+        if (successor := self.context.members.successor(channel, "worker", take.worker)) is not None:
+            successor.requests += 1
             return
         self.context.members.authentic(channel, "worker", take.worker)
         self.context.hand_out(take.worker)

@@ -73,6 +73,8 @@ class Entry(NamedTuple):
     @property
     def typed(self) -> str:
         """Value as it is typed on the command line."""
+        if isinstance(self.value, list):
+            return as_yaml(self.value)  # Hydra takes no keys in quotes
         return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gbactl.checked_dataclasses import Processes, Seed, build, expect
+from gbactl.checked_dataclasses import Processes, Seed, build, expect, flatten
 from gbactl.checkpoint.costs_and_interval import CheckpointConfig
+from gbactl.conf_catalogue import entries_of
 from gbactl.config.engine_interface import EngineInterface, engine_named
 from gbactl.config.groups import (
     NEW_KEYS,
@@ -30,6 +31,7 @@ from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models import ModelConfig
 from gbactl.policies.policy import PolicyOptions
+from gbactl.store.optimizers import MOMENTS
 from gbactl.switching.auto_controller import GBA, MODES, SYNC
 from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
@@ -271,8 +273,54 @@ class Condition(NamedTuple):
     when: str
     holds: Callable[[RunConfig], bool]
 
+    def covers(self, key: str) -> bool:
+        """Whether it is a condition of this dotted key; the name of a group's option has none."""
+        group, _, rest = key.partition(".")
+        return group == self.group and rest != "name" and (not self.keys or rest in self.keys)
+
+
+def _with_optimizer(moment: str, *keys: str) -> Condition:
+    """Condition of keys that only act with an optimizer that has this moment."""
+    having = [name for name, moments in MOMENTS.items() if moment in moments]
+    return Condition("optim", keys, f"with optim= {' | '.join(having)}", lambda cfg: cfg.optim.name in having)
+
+
+def _divides_by_contributors(cfg: RunConfig) -> bool:
+    """Whether any mode that the run may be in has the key mode.sparse_divisor."""
+    having = entries_of("mode.sparse_divisor")
+    return any(phase.mode.name in having or phase.mode.target is not None for phase in cfg.possible)
+
+
+def _decays_exponentially(cfg: RunConfig) -> bool:
+    return getattr(cfg.policy_options(), "decay", "exp") == "exp"
+
+
+def _normalises_batches(cfg: RunConfig) -> bool:
+    """Whether the model may have batch normalisation, which is also part of the activation dice."""
+    return cfg.model.batch_norm or cfg.model.target is not None or cfg.model.options.get("activation") == "dice"
+
 
 CONDITIONS = (
+    Condition("mode", ("sparse_divisor",), "with a mode that has it", _divides_by_contributors),
+    Condition("mode", ("decay_rate",), "with mode.decay=exp", _decays_exponentially),
+    Condition("data", ("list_length",), "with data.lists above 0", lambda cfg: bool(cfg.data.get("lists"))),
+    Condition("model", ("batch_norm_momentum",), "with batch normalisation, or activation dice", _normalises_batches),
+    _with_optimizer("first", "beta1", "beta2"),
+    _with_optimizer("sum", "initial_accumulator"),
+    Condition("optim", ("eps",), "with another optim= than sgd", lambda cfg: bool(MOMENTS[cfg.optim.name])),
+    Condition("optim", ("row_l2",), "with optim.row_weight_decay above 0", lambda cfg: cfg.optim.row_weight_decay > 0),
+    Condition(
+        "optim", ("schedule.warmup",), "with another optim.schedule.name than constant",
+        lambda cfg: cfg.optim.schedule.name != "constant",
+    ),
+    Condition(
+        "optim", ("schedule.total", "schedule.floor"), "with optim.schedule.name=cosine",
+        lambda cfg: cfg.optim.schedule.name == "cosine",
+    ),
+    Condition(
+        "train", ("epochs",), "with data that have a validation file",
+        lambda cfg: "validation" in cfg.data or cfg.data.get("target") is not None,
+    ),
     Condition("checkpoint", (), "with another checkpoint= than none", lambda cfg: cfg.checkpoint.name != "none"),
     Condition("cost", (), "with cluster=virtual", lambda cfg: not cfg.engine.real),
     Condition("cluster", REMOTE_KEYS, ON_HOSTS, lambda cfg: not cfg.engine.one_host),
@@ -284,23 +332,26 @@ CONDITIONS = (
     Condition("collective", (), "with an all-reduce: mode=sync, or a mean of replicas", lambda cfg: cfg.collects),
     Condition("faults", ("seed",), "with faults", lambda cfg: bool(cfg.faults.plans)),
     Condition("switch", AUTO_KEYS, "with switch=auto", lambda cfg: cfg.switch.name == "auto"),
-)
+)  # fmt: skip
 
 
 def when_effective(key: str) -> str:
     """Describe when a dotted key has an effect; "in every run" where no condition is known."""
-    group, _, rest = key.partition(".")
-    found = [each.when for each in CONDITIONS if each.group == group and (rest in each.keys or not each.keys)]
-    return found[0] if found and rest != "name" else "in every run"
+    return next((each.when for each in CONDITIONS if each.covers(key)), "in every run")
+
+
+def ineffective_keys(cfg: RunConfig) -> set[str]:
+    """Return the dotted names of the keys that have no effect in a run. The name of a group's option always has one."""
+    failed = [each for each in CONDITIONS if not each.holds(cfg)]
+    return {key for key in flatten(to_dict(cfg)) if any(each.covers(key) for each in failed)}
 
 
 def effective_keys(cfg: RunConfig) -> dict[str, Any]:
     """Return a run's configuration as `to_dict` does, without the keys that have no effect.
 
-    They are neither printed nor logged. The name of a group's option is kept."""
+    They are neither printed nor logged."""
     found = to_dict(cfg)
-    for each in CONDITIONS:
-        if not each.holds(cfg):
-            for key in set(each.keys or found[each.group]) - {"name"}:
-                found[each.group].pop(key, None)
+    for key in ineffective_keys(cfg):
+        *groups, last = key.split(".")
+        del functools.reduce(dict.__getitem__, groups, found)[last]
     return found

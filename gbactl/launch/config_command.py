@@ -20,13 +20,19 @@ from gbactl.errors import UsageError
 from gbactl.policies.policy import names, policy_class
 
 WIDTH = 80
+CHOSEN = "the chosen option; type {}=OPTION, which sets the keys of the option too"
+
+
+def sweep_hints() -> dict[str, Any]:
+    """Return the type annotations of the keys of a sweep."""
+    from gbactl.launch.sweep_parent_run import SweepOptions
+
+    return get_type_hints(SweepOptions, include_extras=True)
 
 
 def single_hints() -> dict[str, Any]:
     """Return the type annotations of the top-level keys of a run and of a sweep, which belong to no group."""
-    from gbactl.launch.sweep_parent_run import SweepOptions
-
-    return get_type_hints(RunConfig, include_extras=True) | get_type_hints(SweepOptions, include_extras=True)
+    return get_type_hints(RunConfig, include_extras=True) | sweep_hints()
 
 
 def hints_of(group: str, source: str) -> dict[str, Any]:
@@ -136,9 +142,10 @@ def _keys(group: str, option: str | None) -> list[str]:
     keys = dict[str, Entry]()
     for found in (files.get(first, {}), *(files.values() if option is None else ())):
         keys |= {key: entry for key, entry in found.items() if key not in keys}
+    prefix = "" if group == "experiment" else f"{group}."  # an experiment's keys are of all groups
     return [
-        line for key, entry in keys.items() if key not in ("name", "plans")
-        for line in _wrapped(f"  {group}.{key}={entry.typed}".ljust(38) + "  ", entry.comment)
+        line for key, entry in keys.items() if key != "name" and (key != "plans" or option is not None)
+        for line in _wrapped(f"  {prefix}{key}={entry.typed}".ljust(38) + "  ", entry.comment)
     ]  # fmt: skip
 
 
@@ -156,9 +163,12 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     defaults, meanings = dict[str, list[str]](), dict[str, list[str]]()
     for option, entry in found.items():
         defaults.setdefault(entry.typed, []).append(option)
-        meanings.setdefault(entry.comment, []).append(option)
+        meanings.setdefault(CHOSEN.format(group) if rest == "name" else entry.comment, []).append(option)
     everywhere = not dot or len(found) == max(1, len(conf_catalogue.options(group)))
-    acts = when_effective(key) if everywhere else f"with {group}= {' | '.join(found)}"
+    acts = when_effective(key) if dot or key not in sweep_hints() else "in a sweep"
+    if not everywhere:  # a condition beyond that of the option is one on another key of the group
+        more = f" and {acts.removeprefix('with ')}" if acts.startswith(f"with {group}.") else ""
+        acts = f"with {group}= {' | '.join(found)}{more}"
     lines = [key]
     for text, having in meanings.items():
         lines += _wrapped("  ", f"{text}{_of(group, having, len(meanings))}")

@@ -18,7 +18,7 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective import check_here
 from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, rounds, samples_of, to_dict
-from gbactl.config.run_config import effective_keys
+from gbactl.config.run_config import effective_keys, ineffective_keys
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.cache import prepare
@@ -164,7 +164,7 @@ def _train(
     if as_json:
         print(json.dumps(result), flush=True)
     elif command.place is not None:
-        show.show_end(result, run_name(result["mode"], cfg.seed, command))
+        show.show_end(result, run_name(result["mode"], cfg.seed, command, ineffective_keys(cfg)))
     else:
         from gbactl.launch.hydra_config import compose
 
@@ -493,7 +493,7 @@ class LaunchedRun:
         """Return the MLflow tags that name the run by its modes (mlflow.runName is the displayed name)."""
         name = self.cfg.tracking.run_name
         if name is None:
-            name = run_name(self.modes, self.cfg.seed, self.command)
+            name = run_name(self.modes, self.cfg.seed, self.command, ineffective_keys(self.cfg))
         elif self.modes != self.cfg.mode.name:
             name = f"{name} {self.modes}"
         return {MODE_TAG: self.modes, "mlflow.runName": name}

@@ -25,6 +25,7 @@ UNNAMED = (
 )  # fmt: skip
 LONGEST_VALUE, LONGEST_NAME = 20, 100  # characters in a run's name
 LONGEST = 60  # characters of a value that are shown
+LONG_NUMBER = re.compile(r"-?(?=[\d.]{6})\d*\.\d+(e[-+]?\d+)?", re.IGNORECASE)
 COMPACT = re.compile(r"([:,])(?=\S)")  # without the space that YAML wants: {at:{day:2}}, as Hydra's sweeps write it
 ALWAYS = ("mode.name", "data.name", "cluster.name", "faults.name", "seed")
 NOT_LOGGED = (
@@ -92,12 +93,13 @@ class CommandLine:
         return {key: value for key, value in pairs}
 
 
-def run_name(modes: str, seed: int, command: CommandLine) -> str:
+def run_name(modes: str, seed: int, command: CommandLine, ineffective: Collection[str] = ()) -> str:
     """Name a run by its modes, by what was typed (in a sweep: what the sweep varies), and by its seed: gba iota=3 s1.
 
-    Paths and keys that do not change what is trained are left out."""
+    Paths, keys that do not change what is trained, and `ineffective` keys are left out."""
+    typed = {key: value for key, value in command.overrides_by_key().items() if key not in ineffective}
     parts = [
-        f"{key.rpartition('.')[2]}={_cut(short(value))}" for key, value in command.overrides_by_key().items()
+        f"{key.rpartition('.')[2]}={_cut(short(rounded(value)))}" for key, value in typed.items()
         if (command.swept is None or key in command.swept) and not _matches(key, UNNAMED) and "/" not in value
     ]  # fmt: skip
     ending = f" s{seed}"
@@ -111,6 +113,11 @@ def _matches(key: str, listed: Sequence[str]) -> bool:
 
 def _cut(value: str) -> str:
     return value if len(value) <= LONGEST_VALUE else f"{value[: LONGEST_VALUE - 3]}..."
+
+
+def rounded(value: str) -> str:
+    """Write a long number that is not whole with four significant digits; other text is returned as it is."""
+    return f"{float(value):.4g}" if LONG_NUMBER.fullmatch(value) else value
 
 
 def short(value: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import Round, RunConfig, TrainConfig, check, engine_interface, flatten, from_dict, rounds, to_dict
-from gbactl.config.run_config import effective_keys, when_effective
+from gbactl.config.run_config import effective_keys, ineffective_keys, when_effective
 from gbactl.config.validation import check_transport
 from gbactl.errors import ConfigError
 
@@ -204,11 +204,16 @@ def test_what_no_encryption_reaches_is_refused_between_hosts(collective: str) ->
         check_transport(cfg("sync", "hosts", True))
 
 
+OF_ADAM = ("name", "lr", "row_lr", "beta1", "beta2", "eps", "weight_decay", "row_weight_decay")
+
+
 def test_keys_that_do_not_act_are_left_out() -> None:
     whole = to_dict(RunConfig())
     found = effective_keys(RunConfig())
     assert found["checkpoint"] == {"name": "none"} and found["cost"] == {"name": "laptop"}
-    assert "hosts" not in found["cluster"] and "every" not in found["switch"] and found["optim"] == whole["optim"]
+    assert "hosts" not in found["cluster"] and "every" not in found["switch"]
+    assert found["optim"] == {key: whole["optim"][key] for key in OF_ADAM} | {"schedule": {"name": "constant"}}
+    assert not {"sparse_divisor", "epochs", "batch_norm_momentum"} & {*found["mode"], *found["train"], *found["model"]}
     assert found["collective"] == whole["collective"] and "pin" in found["cluster"] and "seed" not in found["faults"]
     used: dict[str, Any] = {
         "cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "full"}, "switch": {"name": "auto"},
@@ -220,9 +225,38 @@ def test_keys_that_do_not_act_are_left_out() -> None:
     assert acting["collective"] == {"name": "shm", "buckets": 2} and acting["transport"] == {"wire_dtype": "fp32"}
     gba = effective_keys(from_dict({"mode": {"name": "gba"}}))
     assert gba["collective"] == {"name": "horovod"} and gba["seed"] == 0
+    assert ineffective_keys(from_dict(used)) == {key for key in flatten(config) if key not in flatten(acting)}
     assert when_effective("seed") == when_effective("cost.name") == "in every run"
     assert when_effective("cluster.ssh") == "with a cluster= of several hosts"
     assert when_effective("collective.cycle_time_ms") == "with collective=horovod"
+
+
+@pytest.mark.parametrize(
+    ("key", "without", "having"),
+    [
+        ("mode.sparse_divisor", {"mode": {"name": "async"}}, {"mode": {"name": "bsp"}}),
+        ("mode.sparse_divisor", {}, {"switch": {"schedule": [{"at": {"day": 1}, "to": "gba"}]}}),
+        ("mode.decay_rate", {"mode": {"name": "gba", "decay_rate": 0.5}},
+         {"mode": {"name": "gba", "decay": "exp", "decay_rate": 0.5}}),
+        ("optim.beta1", {"optim": {"name": "adagrad"}}, {"optim": {"name": "adam"}}),
+        ("optim.initial_accumulator", {"optim": {"name": "adam"}}, {"optim": {"name": "rowwise_adagrad"}}),
+        ("optim.eps", {"optim": {"name": "sgd"}}, {"optim": {"name": "adagrad"}}),
+        ("optim.row_l2", {}, {"optim": {"row_weight_decay": 0.1}}),
+        ("optim.schedule.warmup", {}, {"optim": {"schedule": {"name": "linear"}}}),
+        ("optim.schedule.floor", {"optim": {"schedule": {"name": "linear"}}},
+         {"optim": {"schedule": {"name": "cosine", "total": 9}}}),
+        ("model.batch_norm_momentum", {}, {"model": {"batch_norm": True}}),
+        ("model.batch_norm_momentum", {}, {"model": {"name": "din", "activation": "dice"}}),
+        ("data.list_length", {"data": {"name": "synthetic", "lists": 0, "list_length": 10}},
+         {"data": {"name": "synthetic", "lists": 1, "list_length": 10}}),
+        ("train.epochs", {"data": {"name": "synthetic"}},
+         {"data": {"name": "libfm", "train": "a", "validation": "b", "test": "c"}}),
+    ],
+)  # fmt: skip
+def test_a_key_acts_only_beside_the_keys_that_need_it(key: str, without: Any, having: Any) -> None:
+    assert key not in flatten(effective_keys(from_dict(without)))
+    assert key in flatten(effective_keys(from_dict(having)))
+    assert when_effective(key) != "in every run"
 
 
 @dataclass

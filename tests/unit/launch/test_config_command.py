@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +16,8 @@ from gbactl.launch.config_command import explain, filled_in
 def test_every_key_is_explained() -> None:
     for key in all_keys():
         assert all(f"\n  {word}  " in explain(key) for word in ("type   ", "default", "acts   ")), key
+        assert not re.search(r"^[\w.]+\n( \(|  type )", explain(key), re.MULTILINE), f"{key} has no meaning"
+        assert all(entry.comment for entry in entries_of(key).values()) or key.endswith(".name"), key
     assert (
         explain("iota")
         == explain("mode.iota")
@@ -23,6 +27,11 @@ def test_every_key_is_explained() -> None:
         )
     )
     assert explain("optim.schedule").startswith("optim.schedule.name\n")
+    assert explain("collective.name").startswith("collective.name\n  the chosen option; type collective=OPTION")
+    assert "acts     with mode= bsp | gba | hop_bw\n" in f"{explain('mode.sparse_divisor')}\n"
+    assert "acts     with mode= gba and mode.decay=exp" in explain("mode.decay_rate")
+    assert "acts     in a sweep" in explain("objective") and "acts     in a sweep" in explain("rerun")
+    assert "acts     with optim= adagrad | rowwise_adagrad" in explain("optim.initial_accumulator")
     assert "acts     with cluster=virtual" in explain("cost.cores") and "4 (cost= laptop)" in explain("cost.cores")
     assert "one of fp32, bf16" in explain("precision") and "from 0 to" in explain("seed")
     assert "or its directory;\n  uncompressed, or compressed by gzip, zstd or xz (data= mov" in explain("data.path")
@@ -37,6 +46,8 @@ def test_groups_and_options_are_explained() -> None:
     assert "  mode.iota=3 " in explain("mode=gba") and "mode.bound" not in explain("mode=gba")
     assert "  model.dim=16 " in explain("model"), "of the default option"
     assert "  experiment=smoke " in explain("experiment")
+    assert "\n  data.days=3" in explain("experiment=smoke"), "as train takes it"
+    assert "\n  faults.plans=[{kind: constant, workers: [1], factor: 4}] " in explain("faults=one_slow")
     with pytest.raises(UsageError, match=r"no key optim.lrr. Did you mean optim.lr"):
         explain("optim.lrr")
     with pytest.raises(UsageError, match=r"no key optim.nosuch. Type gbactl config optim for its keys."):

@@ -15,6 +15,7 @@ from gbactl.launch.training_run import train
 from gbactl.replay.replay_command import replay
 from gbactl.tracking.final_metrics import ORIGIN_RUN
 from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, connect, tracking_uri
+from gbactl.tracking.run_description import CommandLine
 
 SMALL = (
     "cluster=virtual", "data.days=2", "data.rows_per_day=8000", "data.max_cardinality=100", "data.numeric=2",
@@ -68,13 +69,15 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
     uri = tracking_uri(uri=f"sqlite:///{tmp_path}/mlflow.db")
     cfg = compose([
         *SMALL, "mode=gba", f"data.cache={tmp_path / 'cache'}", "optim=adam", f"optim.lr={lr}",
-        "train.on_divergence=continue", f"run_dir={tmp_path / 'run'}", f"tracking.uri={uri}",
+        "train.on_divergence=continue", f"run_dir={tmp_path / 'run'}", f"tracking.uri={uri}", "checkpoint.keep=3",
+        "optim.initial_accumulator=0.5",
     ])  # fmt: skip
-    train(cfg)
+    train(cfg, CommandLine("train", ("mode=gba", "checkpoint.keep=3", "optim.initial_accumulator=0.5")))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     run = connect(uri).get_run(result["run_id"])
     tags = run.data.tags
     assert run.data.params["mode"] == "gba" and len(run.data.params) < 25
+    assert not {"checkpoint.keep", "optim.initial_accumulator"} & set(run.data.params), "typed, but without effect"
     assert {"auc", "logloss", "loss", "eps", "staleness", "eval/ne", "system/cpu_utilization_percentage"} <= set(
         run.data.metrics
     )

@@ -8,6 +8,8 @@ import shlex
 import zlib
 from pathlib import Path
 
+import pytest
+
 from gbactl.config import flatten
 from gbactl.data.dataset import open_dataset
 from gbactl.tracking.final_metrics import logged_name
@@ -36,6 +38,8 @@ def test_a_run_is_named_by_what_was_typed() -> None:
     assert run_name("gba", 1, CommandLine("train", SMOKE)) == "gba iota=3 s1"
     assert run_name("sync>gba@day2", 0, CommandLine("switch", ("switch.schedule=[{at: 1}]",))) == "sync>gba@day2 s0"
     assert run_name("gba", 0, CommandLine("train", ("faults=one_slow", "data.path=/a/b"))) == "gba faults=one_slow s0"
+    kept = CommandLine("train", ("checkpoint.keep=3", "mode.iota=3"))
+    assert run_name("gba", 0, kept, {"checkpoint.keep"}) == "gba iota=3 s0"
     for plans in (PLANS, PLANS.replace(" ", "")):
         assert run_name("gba", 0, CommandLine("train", (f"faults.plans={plans}",))) == "gba plans=constant W1 x4 s0"
 
@@ -47,6 +51,17 @@ def test_a_list_of_names_with_colons_is_shown_as_typed() -> None:
 def test_a_run_of_a_sweep_is_named_by_what_varies() -> None:
     typed = ("experiment=modes", "mode=gba", "seed=2", "cluster.workers=8", "optim.lr=.01")
     assert run_name("gba", 2, CommandLine("train", typed, ("mode", "seed", "optim.lr"))) == "gba lr=.01 s2"
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("0.016599761066641544", "0.0166"), ("1.6599761066641544e-05", "1.66e-05"), ("-0.123456", "-0.1235"),
+        ("1e-3", "1e-3"), ("0.001", "0.001"), (".01", ".01"), ("1234567", "1234567"), ("1.2.3.4.5", "1.2.3.4.5"),
+    ],
+)  # fmt: skip
+def test_a_number_in_a_name_has_four_significant_digits(value: str, named: str) -> None:
+    assert run_name("gba", 2, CommandLine("train", (f"optim.lr={value}",))) == f"gba lr={named} s2"
 
 
 def test_a_long_name_keeps_its_seed() -> None:

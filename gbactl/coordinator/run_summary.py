@@ -140,7 +140,9 @@ class RunSummary:
         return by_round(self.phases)[-1]
 
     def progress(self, training: LivePhase | None, step: int) -> dict[str, Any]:
-        """Progress of the run for a report; adds a point to the curves if a gradient was announced since the last."""
+        """Progress of the run for a report; adds a point to the curves if a gradient was announced since the last.
+
+        `eps` is None between two phases where nothing was announced since the last report."""
         ledger = training.policy.ledger if training else Ledger()
         recent, now = self.statistics.take_recent(), self.seconds
         finished = self.ledger.finished + ledger.finished
@@ -150,7 +152,8 @@ class RunSummary:
         rate = (finished - last["samples"]) / max(1e-9, now - since)
         trained = sum(phase["seconds"] + phase["closing_seconds"] for phase in self.phases)
         trained += 0.0 if first is None else now + self.began - first
-        point = {"samples": finished, "seconds": now, "training_seconds": trained, "eps": rate, **recent.point()}
+        now_eps = rate if recent.samples or first is not None else None
+        point = {"samples": finished, "seconds": now, "training_seconds": trained, "eps": now_eps, **recent.point()}
         if recent.samples:
             self.curve.append(point)
         assert self.round is not None

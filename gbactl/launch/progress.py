@@ -54,11 +54,12 @@ class JobProgress:
     """Share, throughput and remaining seconds of a job of `samples` samples, from its progress events.
 
     Throughput and pace are those of the present mode; right after a switch the pace is still that of the mode before.
-    Where `samples` is 0, the share is that of the round. `auc`: that of the last evaluation."""
+    Where `samples` is 0, the share is that of the round. `auc`: that of the last evaluation; `loss`: the last known."""
 
     def __init__(self, samples: int = 0) -> None:
         self.samples, self.share, self.rate = samples, 0.0, 0.0
         self.auc: float | None = None
+        self.loss: float | None = None
         self._at: tuple[str, str] = ("", "")
         self._done: deque[tuple[float, int]] = deque()  # times and samples of this mode's events
         self._rates: deque[float] = deque(maxlen=30)
@@ -69,11 +70,12 @@ class JobProgress:
         done, at = int(fields["samples"]), (fields["mode"], fields["label"])
         if at[0] != self._at[0] or (self._done and done < self._done[-1][1]):  # a switch, or a recovery
             self._done.clear()
-        if at == self._at:
-            self._rates.append(fields["eps"])
-        else:  # the first event of a phase has no throughput yet
+        if at != self._at:  # the first event of a phase has no throughput yet
             self._at = at
             self._rates.clear()
+        elif fields["eps"] is not None:
+            self._rates.append(fields["eps"])
+        self.loss = self.loss if fields["loss"] is None else fields["loss"]
         self._done.append((now, done))
         while len(self._done) > 2 and now - self._done[1][0] >= WINDOW_SECONDS:
             self._done.popleft()
@@ -129,7 +131,7 @@ class ProgressDisplay:
         details = [] if left is None else [f"{duration(left)} left"]
         details.append(f"{job.rate:,.0f} {self.unit}")
         details += [] if job.auc is None else [f"AUC {job.auc:.4f}"]
-        details += [] if fields["loss"] is None else [f"loss {fields['loss']:.3f}"]
+        details += [] if job.loss is None else [f"loss {job.loss:.3f}"]
         text, share = f"{fields['label']} of {fields['rounds']}, {fields['mode']}", job.share
         if place is not None:
             text, share = f"{place}, {text}", (place.number - 1 + share) / place.of

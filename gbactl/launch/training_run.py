@@ -453,7 +453,7 @@ class LaunchedRun:
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
         metrics |= {"progressive_auc": fields["auc"], "mode_id": mode_id(fields["mode"])}
-        if len(fields["workers"]) <= MOST_CURVES:
+        if len(fields["workers"]) <= MOST_CURVES and fields["eps"] is not None:
             metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         if self.tracked is not None:
             metrics |= self.system.measure()

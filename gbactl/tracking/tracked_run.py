@@ -24,6 +24,7 @@ from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delive
 from gbactl.tracking.final_metrics import logged_name
 
 _FLUSH_SECONDS = 1.0
+_SYSTEM_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. /:]")
 
@@ -210,9 +211,16 @@ class SystemMetrics:
     def __init__(self) -> None:
         psutil.cpu_percent()  # the first value is of no interval
         self._network = _network()
+        self._next = 0.0
 
     def measure(self) -> dict[str, float]:
-        """Return CPU use since the last call, current memory use, and network traffic since the run's start."""
+        """Return CPU use since the last measurement, current memory use, and network traffic since the run's start.
+
+        Return {} within a second of the last one: CPU times are counted in steps of 10 ms, so that a shorter interval
+        often has a use of 0 or 100 %."""
+        if time.monotonic() < self._next:
+            return {}
+        self._next = time.monotonic() + _SYSTEM_SECONDS
         memory, network = psutil.virtual_memory(), _network()
         return {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),

@@ -66,6 +66,16 @@ def test_no_loss_yet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> 
     assert "loss" not in capsys.readouterr().err
 
 
+def test_the_last_loss_and_throughput_stay_at_the_end_of_a_day(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = ProgressDisplay()
+    for share, more in ((0.2, {}), (0.5, {}), (1.0, {"loss": None, "eps": None})):
+        clock[0] += 10
+        show.show_progress(progress(share, **more))
+    assert capsys.readouterr().err.splitlines()[-1] == "  day 0 of 2, gba: 100 %  12,346 samples/s  loss 0.500"
+
+
 def test_long_lines_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     ProgressDisplay().print_line("word " * 80)
     assert capsys.readouterr().err.count("\n") == 1

@@ -12,9 +12,9 @@ from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import EventLogError
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
-from gbactl.replay.replay_command import replay
+from gbactl.replay.replay_command import replay, run_and_show
 from gbactl.tracking.final_metrics import ORIGIN_RUN
-from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, connect, tracking_uri
+from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, PARENT, connect, tracking_uri
 from gbactl.tracking.run_description import CommandLine
 
 SMALL = (
@@ -82,6 +82,7 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
         run.data.metrics
     )
     assert run.info.run_name == "gba s0" and "Run it again" in tags[NOTE]
+    assert run.data.metrics["train/eps_now"] > 0, "the last point is one of training"
     assert [(each.tags[0].value, each.dataset.name) for each in run.inputs.dataset_inputs] == [
         ("train", "synthetic"), ("eval", "synthetic"),
     ]  # fmt: skip
@@ -91,6 +92,10 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
     said = capsys.readouterr().err
     if not useless:
         assert "warnings" not in result and "gbactl.warnings" not in tags and "Warning" not in said
+        run_and_show(str(tmp_path / "run"), None, None, uri)
+        [child] = connect(uri).search_runs([run.info.experiment_id], f"tags.`{PARENT}` = '{run.info.run_id}'")
+        assert (child.info.run_name, child.info.status) == ("replay of gba s0", "FINISHED")
+        assert child.data.metrics["steps"] == result["global_step"]
         return
     [warning] = result["warnings"]
     assert warning.startswith(f"The log loss {result['logloss']:.4g} is {result['ne']:.4g} times that of ")

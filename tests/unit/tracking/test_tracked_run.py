@@ -293,4 +293,6 @@ def test_the_names_are_mlflows() -> None:
     assert set(found) == {f"system/{name}" for name in own}
     assert 0 <= found["system/cpu_utilization_percentage"] <= 100
     assert 0 < found["system/system_memory_usage_percentage"] < 100
+    measured = SystemMetrics()
+    assert measured.measure() and not measured.measure(), "a short interval has no CPU use"
     assert found["system/network_receive_megabytes"] >= 0

@@ -295,7 +295,10 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    console = Console(file=out, width=1000, force_terminal=colour, no_color=not colour, highlight=False)
+    # in a notebook, Rich displays what it prints, unless force_jupyter is False
+    console = Console(
+        file=out, width=1000, force_terminal=colour, force_jupyter=False, no_color=not colour, highlight=False
+    )
     for columns in grids(report).values():
         for block in _blocks(columns, width):
             console.print(_table(block))

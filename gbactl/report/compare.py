@@ -19,6 +19,7 @@ from gbactl.report.configuration_differences import (
     differing,
     is_modelled,
     mixed,
+    shown_value_of,
     value_of,
 )
 from gbactl.report.equivalence_tests import Scale, Verdict, scale_of, verdicts
@@ -222,7 +223,7 @@ def _lines_by(runs: Sequence[Run], by: Sequence[str]) -> tuple[Key, list[Line]]:
 
 
 def _values(run: Run, keys: Key) -> Key:
-    return tuple(value_of(run, key) for key in keys)
+    return tuple(shown_value_of(run, key) for key in keys)
 
 
 def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
-from gbactl.report.configuration_differences import value_of
+from gbactl.report.configuration_differences import shown_value_of, value_of
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
 from gbactl.report.render import answer, markdown, on_terminal, render, sentences, stderr_sentences, text
@@ -257,19 +257,19 @@ def _verdict_words(made: Report) -> dict[str, str]:
 
 LAST = "last"
 _MOST = 8
-_TYPED = re.compile(r"(?!(?:metrics?|attributes?|attr|run)\.)([A-Za-z_][\w.]*)=([^\s'\"=<>][^\s'\"<>]*)")
+_TYPED = re.compile(r"(?!(?:metrics?|attributes?|attr|run)\.)([A-Za-z_][\w.]*)=([^\s'\"=<>][^'\"]*)")
 
 
 class Condition(NamedTuple):
-    """Condition on a configuration key or tag (tags.NAME): it has one of the values."""
+    """Condition on a configuration key or tag (tags.NAME): it has one of the values, as configured or as shown."""
 
     key: str
     values: tuple[str, ...]
 
     def holds(self, run: Run) -> bool:
         """Return whether a run meets the condition; numbers are compared as numbers."""
-        own = value_of(run, self.key)
-        return any(_same(own, value) for value in (*self.values, ",".join(self.values)))
+        own = {value_of(run, self.key), shown_value_of(run, self.key)}
+        return any(_same(each, value) for each in own for value in (*self.values, ",".join(self.values)))
 
 
 def conditions(where: Sequence[str]) -> tuple[list[Condition], list[str]]:
@@ -310,7 +310,7 @@ def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
 
 def _none_with(condition: Condition, runs: Sequence[Run]) -> None:
     """Raise the UsageError for a condition that none of the runs meets."""
-    values = sorted({value_of(run, condition.key) for run in runs} - {"-"})
+    values = sorted({shown_value_of(run, condition.key) for run in runs} - {"-"})
     typed = f"{condition.key}={','.join(condition.values)}"
     if not values:
         meant = did_you_mean(condition.key, sorted({key for run in runs for key in run.params}))

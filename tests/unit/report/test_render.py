@@ -98,6 +98,21 @@ def test_a_mixture_fits_into_80_columns() -> None:
     assert text.splitlines()[0].startswith("mode")
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("faults.plans", [{"kind": "constant", "workers": [1], "factor": 4}], "constant W1 x4"),
+        ("switch.schedule", [{"at": {"day": 2}, "to": "gba"}], "gba@day2"),
+    ],
+)
+def test_a_structure_by_which_runs_are_grouped_is_named(form: str, key: str, value: object, name: str) -> None:
+    runs = [run("sync", 1, auc, **{key: typed}) for auc, typed in ((0.7, "[]"), (0.8, str(value)))]
+    report = compare(runs, by=[key])
+    assert name in render(report, form) and "{'" not in render(report, form)
+    assert name in answer(report) and compare(runs, by=[key], baseline=name).baseline == name
+
+
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "table"])
 def test_no_format_shows_pythons_dictionaries(form: str) -> None:
     assert "{'" not in render(mixture(), form)

@@ -13,6 +13,7 @@ from gbactl.report.compare import compare
 from gbactl.report.report_command import conditions, run_at, selected, sweep_table
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import PARENT, Run
+from gbactl.tracking.run_description import MODE_TAG
 from tests.support.report_examples import run
 
 
@@ -64,6 +65,18 @@ def test_conditions_are_on_the_whole_configuration(where: list[str], times: list
     typed, filters = conditions(where)
     plain = [replace(each, params={"optim.lr": "0.001", **each.params}) for each in runs()]
     assert filters == [] and [each.start_ms for each in selected(plain, typed)] == times
+
+
+def test_a_condition_on_a_structure_or_a_switched_mode_takes_the_name_that_is_shown() -> None:
+    plans = [{"kind": "constant", "workers": [1, 2], "factor": 4}, {"kind": "kill", "servers": [0]}]
+    slow = run("gba", 3, 0.8, at=4, faults__plans=str(plans))
+    slow = replace(slow, tags={MODE_TAG: "sync>gba@day2"})
+    typed, filters = conditions(["faults.plans=constant W1,2 x4 + kill S0"])
+    assert filters == [] and [each.start_ms for each in selected([*runs(), slow], typed)] == [4]
+    typed, _ = conditions(["mode=sync>gba@day2"])
+    assert [each.start_ms for each in selected([*runs(), slow], typed)] == [4]
+    with pytest.raises(UsageError, match=r"has faults\.plans=kill W1; there are: constant W1,2 x4 \+ kill S0\.$"):
+        selected([*runs(), slow], conditions(["faults.plans=kill W1"])[0])
 
 
 @pytest.mark.parametrize("text", ["params.mode = 'gba'", "params.mode='gba'", "metrics.auc=0.5", "metrics.auc > 0.7"])

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gbactl.checked_dataclasses import did_you_mean
 from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names
@@ -132,6 +133,7 @@ def compare(
     on, runs = plain_name(on), runs if label is None else _of_round(runs, label)
     usable, left_out = _usable([_completed(run) for run in runs], on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
+    _check_metrics(usable, metrics)
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
     free, varied = free_keys(("mode",) if by is None else keys, {line.key: line.runs for line in lines})
     scale = scale_of(columns[0], margin)
@@ -306,6 +308,15 @@ def _check_keys(runs: Sequence[Run], keys: Key) -> None:
             known = known if tag else sorted({name for run in runs for name in run.params})
             what = f"tag {key.removeprefix(TAGS)}" if tag else f"parameter {key}"
             raise UsageError(f"No run has the {what}; type --by with some of: {', '.join(known)}")
+
+
+def _check_metrics(runs: Sequence[Run], metrics: Sequence[str]) -> None:
+    known = {name for run in runs for name in run.metrics}
+    for metric in metrics:
+        if runs and plain_name(metric) not in known:
+            families = sorted({name.partition("/")[0] for name in known})
+            meant = did_you_mean(metric, families) or f"Type --metric with some of: {', '.join(families)}"
+            raise UsageError(f"No run has the metric {metric}. {meant}")
 
 
 def _baseline(lines: Sequence[Line], wanted: str | None) -> str | None:

@@ -7,6 +7,7 @@ engine's hosts are checked by agents, started as a run starts them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import shutil
 import socket
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 MEBI = 1 << 20
 ENOUGH_SHARED = 256 * MEBI
 ENOUGH_DISK = 2048 * MEBI
+HOST_SECONDS = 60.0  # for a host's first answer; of silence
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
@@ -184,16 +187,24 @@ def examine() -> list[Check]:
 def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[list[Check], HostFindings]:
     """Check the hosts of a run's engine by starting agents there; `measure`: also measure the connections.
 
-    Raises GbactlError where nothing can be checked."""
-    from gbactl.engine.host_agents import examine
+    A folder where run directories are made shows whether the hosts share it. Raises GbactlError where nothing can be
+    checked."""
+    from gbactl.engine.host_agents import HostAgents, HostFindings
     from gbactl.engine.host_placement import hosts_of, slots
     from gbactl.engine.preflight import forwarded_environment, named_classes
 
     cluster, hosts = cfg.cluster, hosts_of(cfg.cluster.hosts)
-    runs = _existing(Path(cfg.run_dir or "runs/new").parent)
-    names = [host.name for host in hosts]
-    environment, classes = forwarded_environment(cfg), named_classes(cfg)
-    found = examine(names, lambda host: engine.agent(cluster, host), cluster.bind, runs, measure, environment, classes)
+    runs, names = _existing(Path(cfg.run_dir or "runs/new").parent), [host.name for host in hosts]
+    with tempfile.TemporaryDirectory(prefix=".gbactl-doctor-", dir=runs) as folder:
+        agents = HostAgents(names, functools.partial(engine.agent, cluster), Path(folder), HOST_SECONDS)
+        try:
+            agents.connect()
+            agents.send_setup(cluster.bind, HOST_SECONDS, Path(folder), forwarded_environment(cfg))
+            agents.check_imports(named_classes(cfg))
+            agents.lines(measure)
+        finally:
+            agents.close()
+    found = HostFindings(agents.reports)
     checks = [Check("slots", f"{slots(hosts)} for {cluster.workers} workers: {', '.join(cluster.hosts)}")]
     for host in hosts:
         report = found.reports[host.name]

@@ -7,8 +7,8 @@ are in any one unit; the overheads are in the same.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Seconds, SomeShare
 
@@ -54,10 +54,6 @@ class CostEstimate:
     partial_interval: float
     partial_overhead: float
     expected_pls: float
-
-    def to_result(self) -> dict[str, Any]:
-        """Encode the cost estimate as a dictionary for result.json."""
-        return asdict(self)
 
     def sentence(self, steps: int | None = None, expected: bool = True) -> str:
         """Describe the chosen recovery and save interval and, if `expected`, the expected overheads.

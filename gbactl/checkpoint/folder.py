@@ -191,15 +191,16 @@ class CheckpointFolder:
 
     def names(self) -> list[str]:
         """List every checkpoint that has a manifest, oldest first, without verifying its files."""
-        if not self.path.is_dir():
-            return []
-        found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)]
-        return sorted((name for name in found if (self.path / name / MANIFEST).is_file()), key=number_of)
+        return sorted((name for name in self._found() if (self.path / name / MANIFEST).is_file()), key=number_of)
+
+    def _found(self) -> list[str]:
+        """List every checkpoint, complete or not."""
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        return [entry.name for entry in entries if CUT.fullmatch(entry.name)]
 
     def next_number(self) -> int:
         """Return a number larger than those of all checkpoints, complete or not."""
-        found = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
-        return max((number_of(name) for name in found if CUT.fullmatch(name)), default=0) + 1
+        return max(map(number_of, self._found()), default=0) + 1
 
     def chain(self, name: str) -> CheckpointChain:
         """Read the manifests of a checkpoint and of the checkpoints that it builds on. Raises CheckpointError."""
@@ -248,7 +249,7 @@ class CheckpointFolder:
                 needed.update(read_manifest(self.path / name).base)
             except CheckpointError:
                 return []  # unknown which checkpoints the newest ones build on: remove none
-        found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)] if names else []
+        found = self._found() if names else []
         removed = [name for name in found if name not in needed and number_of(name) < number_of(names[-1])]
         for name in removed:
             self.remove(name)

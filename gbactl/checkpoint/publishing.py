@@ -32,30 +32,25 @@ class Publication:
     """Publication of one checkpoint in a thread that the constructor starts.
 
     `dense`: the tensors that workers sent, if any. `keep`: checkpoints to keep. `spare`: bytes that the dense file
-    leaves free on the disk. `inline`: run within the constructor, without a thread."""
+    leaves free on the disk."""
 
     def __init__(
         self, folder: CheckpointFolder, manifest: Manifest, dense: dict[str, NDArray[Any]] | None, keep: int,
-        inline: bool = False, spare: int = 0,
+        spare: int = 0,
     ) -> None:  # fmt: skip
         self.folder, self.manifest, self.dense, self.keep, self.spare = folder, manifest, dense, keep, spare
         self.error, self.finite = "", True
-        self._thread: threading.Thread | None = None
-        if inline:
-            self._run()
-        else:
-            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
 
     @property
     def ended(self) -> bool:
         """Whether the publication has ended; afterwards `error` is the reason of its failure, or ""."""
-        return self._thread is None or not self._thread.is_alive()
+        return not self._thread.is_alive()
 
-    def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the publication has ended."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait, at most `seconds`, until the publication has ended."""
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         try:

@@ -44,17 +44,10 @@ def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) ->
     if (last.table_rows, last.width) != (spec.rows, spec.width):
         raise CheckpointError(f"{chain.folder / last.name} is of a table of {last.table_rows} x {last.width}.")
     for manifest in chain.manifests:
-        load_rows(arrays_of(shard), chain.folder, manifest, spec.shard, spec.shards)
+        load_rows(shard.rows.arrays, chain.folder, manifest, spec.shard, spec.shards)
     if with_dense and shard.dense is not None:
-        load_dense(shard.dense, dense_state(chain))
+        _load_own(shard.dense, chain, spec)
     shard.version = last.step
-
-
-def arrays_of(shard: Shard) -> Arrays:
-    """Return the arrays of a shard's rows and their optimizer state, by their names in files."""
-    found = {"rows": shard.rows.table}
-    found |= {f"row_moment.{name}": moment for name, moment in shard.rows.moments.items()}
-    return found if shard.rows.counts is None else {**found, "row_counts": shard.rows.counts}
 
 
 def load_rows(into: Arrays, folder: Path, manifest: Manifest, shard: int, shards: int) -> None:
@@ -145,8 +138,8 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
     """Copy another shard's rows, their optimizer state and, if wanted, its dense slice into a shard.
 
     The version stays."""
-    target, source = arrays_of(shard), arrays_of(other)
-    for name, array in target.items():
+    source = other.rows.arrays
+    for name, array in shard.rows.arrays.items():
         np.copyto(array, source[name])
     if with_dense and shard.dense is not None:
         shard.dense_block().load_state(other.dense_state())
@@ -161,9 +154,7 @@ def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str],
         chain = folder.newest(refused, (shard.spec.shard, shard.spec.shards))
     except CheckpointError:
         return None
-    load_shard(shard, chain, with_dense=False)
-    if shard.dense is not None:
-        _load_own(shard.dense, chain, shard.spec)
+    load_shard(shard, chain)
     return chain.last
 
 

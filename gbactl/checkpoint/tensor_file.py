@@ -1,4 +1,4 @@
-"""Writing of a safetensors file piece by piece, optionally in a thread; the file is complete or absent.
+"""Writing of a safetensors file piece by piece, also in a thread; the file is complete or absent.
 
 The safetensors library writes whole tensors. A shard is copied in pieces while it trains, so that this module writes
 each piece at its place, those of a tensor in order. The SHA-256 (2 GB/s) and a check for infinities and NaN (25 times
@@ -105,7 +105,6 @@ class TensorFile:
         header, self._offsets, size = _header(layout, metadata)
         self.not_finite = ""
         self._kinds = {name: NAMES[kind.name] for name, (kind, _) in layout.items()}
-        self._stored_as_bf16 = {name for name, (kind, _) in layout.items() if kind == HALVED}
         self._hashes = {name: hashlib.sha256() for name in layout}
         self._sums = {"": hashlib.sha256(header).hexdigest()}
         self.bytes = len(header)
@@ -126,7 +125,7 @@ class TensorFile:
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Write the next piece of a tensor; float32 values are rounded if the file stores bf16."""
-        if name in self._stored_as_bf16 and values.dtype == np.float32:
+        if self._kinds[name] == NAMES[HALVED.name] and values.dtype == np.float32:
             values = to_bf16(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         for low in range(0, len(data), PIECE):
@@ -206,15 +205,13 @@ class FileWriter:
     """Thread that writes one file; the constructor starts it.
 
     `pace`: bytes a second (0: unlimited). A failure is in `error` at the end; no file is left then. `finite`: whether
-    no infinity and no NaN was found; with one, there is no file. `inline`: everything is written within `end`, without
-    a thread, and held until then. `spare`: see TensorFile."""
+    no infinity and no NaN was found; with one, there is no file. `spare`: see TensorFile."""
 
     def __init__(
-        self, path: Path, layout: Layout, metadata: Mapping[str, str], pace: float = 0.0, inline: bool = False,
-        spare: int = 0,
-    ) -> None:  # fmt: skip
+        self, path: Path, layout: Layout, metadata: Mapping[str, str], pace: float = 0.0, spare: int = 0
+    ) -> None:
         self.path, self._layout, self._metadata, self._spare = path, layout, metadata, spare
-        self.pace = 0.0 if inline else pace
+        self.pace = pace
         self.written: WrittenFile | None = None
         self.error = ""
         self.finite = True
@@ -223,9 +220,8 @@ class FileWriter:
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
         # notified when a piece is taken from the queue, or the limit on the pace is removed
         self._changed = threading.Condition()
-        self._thread = None if inline else threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        if self._thread is not None:
-            self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
 
     @property
     def waiting(self) -> int:
@@ -238,9 +234,8 @@ class FileWriter:
 
     def wait(self, most: int) -> None:
         """Wait until at most `most` pieces are queued."""
-        if self._thread is not None:
-            with self._changed:
-                self._changed.wait_for(lambda: self.waiting <= most)
+        with self._changed:
+            self._changed.wait_for(lambda: self.waiting <= most)
 
     def lift_rate_limit(self) -> None:
         """Write without the limit on bytes per second from now on."""
@@ -251,8 +246,10 @@ class FileWriter:
     def end(self) -> None:
         """Let the thread complete the file once all pieces queued so far are written."""
         self._pieces.put(None)
-        if self._thread is None:
-            self._run()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
     @property
     def ended(self) -> bool:
@@ -265,8 +262,7 @@ class FileWriter:
             self._given_up = True
             self._changed.notify_all()
         self._pieces.put(None)
-        if self._thread is not None:
-            self._thread.join()
+        self.join()
 
     def _run(self) -> None:
         try:

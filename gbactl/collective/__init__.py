@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gbactl.collective.base import Collective, InterruptibleRing, RankSlot, Rendezvous, SingleRankCollective
-from gbactl.collective.fault_tolerant import FaultTolerantCollective, RendezvousWithFallback
+from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.collective.gloo import GlooRendezvous
 from gbactl.collective.horovod import HorovodRendezvous, require_own_name
 from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
@@ -38,11 +38,10 @@ def open_rendezvous(
     run_dir: Path,
     bind: str = "127.0.0.1",
     cycle_time_ms: float = 3.0,
-    timeout: float = 30.0,
     survives: bool = False,
     rank_slots: Sequence[RankSlot] | None = None,
 ) -> Rendezvous:
-    """Start the launcher's rendezvous for `size` ranks; `timeout` is in seconds.
+    """Start the launcher's rendezvous for `size` ranks.
 
     `rank_slots`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
     fails.
@@ -55,24 +54,19 @@ def open_rendezvous(
         return SharedMemoryRendezvous(size)
     made: Rendezvous
     if name == "horovod":
-        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout, rank_slots)
+        made = HorovodRendezvous(size, bind, cycle_time_ms, rank_slots)
     else:
-        made = GlooRendezvous(size, bind, run_dir, timeout)
-    if not survives:
-        return made
-    return RendezvousWithFallback(
-        made, SharedMemoryRendezvous(size) if rank_slots is None and available() else ExternalFallback(size)
-    )
+        made = GlooRendezvous(size, bind, run_dir)
+    if survives:
+        made.fallback = SharedMemoryRendezvous(size) if rank_slots is None and available() else ExternalFallback(size)
+    return made
 
 
 class ExternalFallback(Rendezvous):
     """Rendezvous for ranks that share no memory, where the workers create the fallback themselves (see `connect`)."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def environment(self, rank: int) -> dict[str, str]:
-        return {"GBACTL_SUM_ELSEWHERE": "1", "GBACTL_RANK": str(rank), "GBACTL_SIZE": str(self.size)}
+    def own(self, rank: int) -> dict[str, str]:
+        return {"GBACTL_SUM_ELSEWHERE": "1"}
 
 
 def connect(

@@ -195,20 +195,34 @@ class RankSlot:
 
 
 class Rendezvous:
-    """Interface of the launcher's rendezvous: every rank's environment variables, and a count of rejected requests."""
+    """Launcher's rendezvous of `size` ranks: every rank's environment variables, and a count of rejected requests.
 
+    `fallback`: the rendezvous of what sums once a rank of this one has failed, if anything does."""
+
+    name = ""  # collective=
     refused = 0
 
-    def rejected_requests(self) -> int:
-        """Return the number of requests that the rendezvous has rejected so far."""
-        return self.refused
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fallback: Rendezvous | None = None
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment variables that the process of `rank` needs at its start."""
+        common = {"GBACTL_COLLECTIVE": self.name, "GBACTL_RANK": str(rank), "GBACTL_SIZE": str(self.size)}
+        return {**({} if self.fallback is None else self.fallback.environment(rank)), **common, **self.own(rank)}
+
+    def own(self, rank: int) -> dict[str, str]:
+        """Return the environment variables of a rank that this collective alone needs."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Stop answering ranks, and release all resources. Idempotent."""
+
+    def close(self) -> None:
+        """Close this rendezvous and that of the fallback. Idempotent."""
+        self.release()
+        if self.fallback is not None:
+            self.fallback.close()
 
     def __enter__(self) -> Self:
         return self

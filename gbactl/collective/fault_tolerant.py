@@ -17,10 +17,9 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from gbactl.collective.base import InterruptibleRing, OnBytesSent, Rendezvous, ignore_bytes
+from gbactl.collective.base import InterruptibleRing, OnBytesSent, ignore_bytes
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,7 @@ class InterruptedSum(Exception):
     """Raised when a wait for a sum is interrupted; the summands of all ranks are kept."""
 
 
-@dataclass(frozen=True)
-class _Handle:
+class _Handle(NamedTuple):
     ring: InterruptibleRing | None
     in_ring: Any
     own: Any
@@ -48,6 +46,9 @@ class FaultTolerantCollective(ABC):
         self.on_bytes_sent: OnBytesSent = ignore_bytes  # see Collective; also called for the bytes of the ring
         self.ring: InterruptibleRing | None = None
         self._has_memory = True
+        self._assignment: tuple[int, int | None, int, int] | None = None  # number, part, parts, after
+        self._sums_live_ranks = False
+        self._absent: set[int] = set()  # failed ranks
 
     def use_ring(self, ring: InterruptibleRing | None) -> None:
         """Let a ring sum until a rank fails; None: for a rank that joins after the ring was broken."""
@@ -57,20 +58,20 @@ class FaultTolerantCollective(ABC):
         else:
             ring.on_bytes_sent = lambda nbytes, shared: self.on_bytes_sent(nbytes, shared)
 
-    @abstractmethod
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
         """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
 
         The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
         from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
         sums them in order."""
+        self._assignment = (number, part, parts, after)
 
-    @abstractmethod
     def sum_live_ranks(self) -> None:
         """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
         been given."""
+        self._assignment, self._sums_live_ranks = None, True
 
     def leave_out(self, rank: int) -> None:
         """Exclude a failed rank: wait neither for its summands, nor until it has read the other ranks' summands."""
@@ -81,11 +82,12 @@ class FaultTolerantCollective(ABC):
     def interrupt(self) -> None:
         """Wake a blocked wait to poll `wanted` now. Callable from another thread."""
 
-    @abstractmethod
     def renew(self, generation: int) -> None:
         """Start generation number `generation` with all present ranks, including new ones, and clear all summands.
 
         Nothing may be in flight."""
+        self._assignment, self._sums_live_ranks = None, False
+        self._absent.clear()
 
     def fall_back(self) -> None:
         """Leave the ring because another rank has found it broken. Callable from any thread."""
@@ -163,20 +165,3 @@ class FaultTolerantCollective(ABC):
 
     def on_ring_broken(self) -> None:  # noqa: B027
         """Sum the given summands from now on, as the ring is broken or this rank never joined it. From any thread."""
-
-
-class RendezvousWithFallback(Rendezvous):
-    """Rendezvous of a ring together with that of its fallback."""
-
-    def __init__(self, ring: Rendezvous, fallback: Rendezvous) -> None:
-        self.ring, self.fallback = ring, fallback
-
-    def rejected_requests(self) -> int:
-        return self.ring.rejected_requests()
-
-    def environment(self, rank: int) -> dict[str, str]:
-        return {**self.fallback.environment(rank), **self.ring.environment(rank)}
-
-    def close(self) -> None:
-        self.ring.close()
-        self.fallback.close()

@@ -25,6 +25,7 @@ from typing import Any
 from gbactl.collective.base import Rendezvous, Ring, RingHandle
 from gbactl.errors import ClusterError
 
+FORMING_SECONDS = 30  # time in which a ring must form
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
 STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a failed peer is noticed at once
 _HANDLER = ctypes.CFUNCTYPE(None)
@@ -35,8 +36,10 @@ log = logging.getLogger(__name__)
 class GlooRendezvous(Rendezvous):
     """Rendezvous by a store file with a random name in the run directory (0700), and a per-run key inside it."""
 
-    def __init__(self, size: int, bind: str, run_dir: Path, timeout: float) -> None:
-        self.size, self.timeout = size, timeout
+    name = "gloo"
+
+    def __init__(self, size: int, bind: str, run_dir: Path) -> None:
+        super().__init__(size)
         self.interface = interface_of(bind)
         self.secret = secrets.token_hex(16)
         folder = run_dir / "rendezvous"
@@ -45,18 +48,14 @@ class GlooRendezvous(Rendezvous):
             left.unlink()
         self.path = folder / f"gloo-{secrets.token_hex(4)}"
 
-    def environment(self, rank: int) -> dict[str, str]:
+    def own(self, rank: int) -> dict[str, str]:
         return {
-            "GBACTL_COLLECTIVE": "gloo",
-            "GBACTL_RANK": str(rank),
-            "GBACTL_SIZE": str(self.size),
             "GBACTL_GLOO_STORE": str(self.path.absolute()),
             "GBACTL_GLOO_KEY": self.secret,
-            "GBACTL_COLLECTIVE_TIMEOUT": str(self.timeout),
             "GLOO_SOCKET_IFNAME": self.interface,
         }
 
-    def close(self) -> None:
+    def release(self) -> None:
         self.path.unlink(missing_ok=True)
 
 
@@ -73,7 +72,7 @@ class GlooCollective(Ring):
         self.size = int(environment["GBACTL_SIZE"])
         survive_thread_errors()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
-        store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
+        store.set_timeout(datetime.timedelta(seconds=FORMING_SECONDS))
         try:
             dist.init_process_group(
                 "gloo",

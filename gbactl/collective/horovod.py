@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gbactl.collective.base import RankSlot, Rendezvous, Ring, RingHandle
-from gbactl.collective.gloo import address_of_own_name, interface_of, survive_thread_errors
+from gbactl.collective.gloo import FORMING_SECONDS, address_of_own_name, interface_of, survive_thread_errors
 from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
@@ -204,14 +204,17 @@ class HorovodRendezvous(Rendezvous):
 
     `rank_slots`: rank -> seat; None: all on this host."""
 
+    name = "horovod"
+
     def __init__(
-        self, size: int, bind: str, cycle_time_ms: float, timeout: float, rank_slots: Sequence[RankSlot] | None = None
+        self, size: int, bind: str, cycle_time_ms: float, rank_slots: Sequence[RankSlot] | None = None
     ) -> None:
         try:
             from horovod.runner.http.http_server import RendezvousServer
         except ImportError as error:
             raise missing_horovod_error(error) from error
-        self.size, self.bind, self.cycle_time_ms, self.timeout = size, bind, cycle_time_ms, timeout
+        super().__init__(size)
+        self.bind, self.cycle_time_ms = bind, cycle_time_ms
         self.rank_slots = list(rank_slots or slots_on_this_host(size, interface_of(bind)))
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
@@ -227,11 +230,10 @@ class HorovodRendezvous(Rendezvous):
         with self._lock:
             self.refused += 1
 
-    def environment(self, rank: int) -> dict[str, str]:
+    def own(self, rank: int) -> dict[str, str]:
         """Return a rank's environment variables; they disable fusion and autotuning for deterministic sums."""
         seat = self.rank_slots[rank]
         values = {
-            "GBACTL_COLLECTIVE": "horovod",
             "HOROVOD_RANK": rank,
             "HOROVOD_SIZE": self.size,
             "HOROVOD_LOCAL_RANK": seat.local_rank,
@@ -244,7 +246,7 @@ class HorovodRendezvous(Rendezvous):
             "HOROVOD_GLOO_IFACE": seat.interface,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self.bind}:{self.port}/{self.secret}",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": self.port,
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": int(self.timeout),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": FORMING_SECONDS,
             "HOROVOD_FUSION_THRESHOLD": 0,
             "HOROVOD_CYCLE_TIME": self.cycle_time_ms,
             "HOROVOD_AUTOTUNE": 0,
@@ -254,7 +256,7 @@ class HorovodRendezvous(Rendezvous):
         }
         return {key: str(value) for key, value in values.items()}
 
-    def close(self) -> None:
+    def release(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.stop()

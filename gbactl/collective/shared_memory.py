@@ -113,16 +113,7 @@ class SharedMemoryCollective(FaultTolerantCollective):
         super().__init__(rank, size)
         self.folder = self._root = folder
         self._buckets: dict[str, _Bucket] = {}
-        self._assignment: tuple[int, int | None, int] | None = None
-        self._absent: set[int] = set()
-        self._sums_live_ranks = False
         self._lock_fd: int | None = None
-
-    def sum_live_ranks(self) -> None:
-        self._assignment, self._sums_live_ranks = None, True
-
-    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        self._assignment = (number, part, parts)
 
     def on_rank_failed(self, rank: int) -> None:
         self._absent.add(rank)
@@ -134,9 +125,8 @@ class SharedMemoryCollective(FaultTolerantCollective):
                 _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
 
     def renew(self, generation: int) -> None:
+        super().renew(generation)
         self._buckets.clear()
-        self._absent.clear()
-        self._assignment, self._sums_live_ranks = None, False
         self.folder = self._root / str(generation)
 
     def give(self, name: str, buffer: Any) -> _Handle:
@@ -145,7 +135,7 @@ class SharedMemoryCollective(FaultTolerantCollective):
         bucket = self._buckets.get(name) or self._open(name, len(array))
         if len(array) != bucket.length:
             raise ValueError(f"{name} has {bucket.length} floats in this group, not {len(array)}")
-        number, part, parts = self._assignment or (bucket.round + 1, self.rank, self.size)
+        number, part, parts, _ = self._assignment or (bucket.round + 1, self.rank, self.size, 0)
         bucket.round = number
         if part is not None:
             self._make_room(bucket, number)
@@ -266,9 +256,11 @@ class SharedMemoryCollective(FaultTolerantCollective):
 class SharedMemoryRendezvous(Rendezvous):
     """Rendezvous by a private folder in shared memory, removed once all ranks have mapped its files, or at close()."""
 
+    name = "shm"
+
     def __init__(self, size: int) -> None:
         require_available()
-        self.size = size
+        super().__init__(size)
         self.folder = SHARED_MEMORY / shared_memory_names.new()
         try:
             self.folder.mkdir(mode=0o700)
@@ -276,15 +268,10 @@ class SharedMemoryRendezvous(Rendezvous):
         except OSError as error:
             raise _unusable(error.strerror or "") from error
 
-    def environment(self, rank: int) -> dict[str, str]:
-        return {
-            "GBACTL_COLLECTIVE": "shm",
-            "GBACTL_RANK": str(rank),
-            "GBACTL_SIZE": str(self.size),
-            "GBACTL_SUM_FOLDER": str(self.folder),
-        }
+    def own(self, rank: int) -> dict[str, str]:
+        return {"GBACTL_SUM_FOLDER": str(self.folder)}
 
-    def close(self) -> None:
+    def release(self) -> None:
         held, self._lock_fd = self._lock_fd, None
         if held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ class Checkpointing:
         if self.enabled:
             self._due = run.hub.now() + self.schedule.seconds_between
             sentence = self.estimate.sentence(self.schedule.every_steps, job_named(run.cfg.checkpoint))
-            run.send_event("checkpoint", {"state": "planned", **self.estimate.to_result(), "sentence": sentence})
+            run.send_event("checkpoint", {"state": "planned", **asdict(self.estimate), "sentence": sentence})
         if self.resumed is not None and run.home == "replicas" and not run.taking_over:
             sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
             run.send_event("checkpoint", {"state": "resumed", "sentence": sentence})
@@ -178,7 +178,7 @@ class Checkpointing:
             return {}
         state, unsaved = self.state, self.unsaved
         fields = {
-            "name": self.run.cfg.checkpoint.name, **self.estimate.to_result(),
+            "name": self.run.cfg.checkpoint.name, **asdict(self.estimate),
             "saved": state.done, "failed": state.failed, "bytes": state.bytes, "seconds": state.seconds,
             "pls": unsaved.pls.total, "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,
@@ -369,10 +369,11 @@ class Checkpointing:
         for s, part in sorted(checkpoint.parts.items()):
             checkpoint.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
-        inline = not cfg.engine.real or checkpoint.manifest.position["ended"]
         checkpoint.publication = Publication(
-            self.folder, checkpoint.manifest, tensors, cfg.checkpoint.keep, inline, self._spare_bytes
+            self.folder, checkpoint.manifest, tensors, cfg.checkpoint.keep, self._spare_bytes
         )
+        if not cfg.engine.real or checkpoint.manifest.position["ended"]:
+            checkpoint.publication.wait()
         self.poll()
 
     def poll(self) -> None:

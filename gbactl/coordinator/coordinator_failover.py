@@ -150,7 +150,8 @@ class Failover:
         self.core.switch.restore(standstill.round, position.switches)
         if self.announced:  # a switch before this phase is reported without its pause, whose start is unknown
             self.state.switch.gradient = None
-        run.record.statistics.restore_observed_faults(self.state.ongoing.acted)
+        if (observed := run.record.statistics.observed) is not None:
+            observed.acted.restore(self.state.ongoing.acted)
         run.failures.restore_from_log(self.failures)
         round_begun = standstill.round_begun or self.stage == EVALUATE
         self._round_state = (standstill.round, (tuple(standstill.rest), round_begun, self.stage == TRAIN))

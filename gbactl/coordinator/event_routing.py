@@ -54,11 +54,12 @@ class CoordinatorCore:
         """Do periodic work between two messages: checkpoints, heartbeats, successors, mode switches, replica phases."""
         run = self.run
         self.checkpoints.poll()
-        for worker in self.workers.poll():
-            self._on_silent("worker", worker)
-        self.workers.look_for_successors()
-        for shard in self.servers.poll():
-            self._on_silent("server", shard)
+        if run.members.settled and not run.stopped:
+            for worker in self.workers.poll():
+                self._on_silent("worker", worker)
+            self.workers.look_for_successors()
+            for shard in self.servers.poll():
+                self._on_silent("server", shard)
         if run.training is not None:
             self.switch.poll()
             self.replicas.poll(run.training.policy)
@@ -185,7 +186,7 @@ class CoordinatorCore:
 
         Raises WireError for any other sender."""
         run, shard = self.run, message.shard
-        if not run.members.is_successor(channel, "server", shard):
+        if run.members.successor(channel, "server", shard) is None:
             run.members.authentic(channel, "server", shard)
             self.requests.on_answer(shard)
             return

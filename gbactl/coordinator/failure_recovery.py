@@ -62,8 +62,6 @@ class WorkerRecovery:
         self._uses_heartbeat = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
-        self._early_requests = Counter[int]()  # batches that a successor asked for before it was admitted
-        self._ready: set[int] = set()
 
     @property
     def replaces(self) -> bool:
@@ -89,10 +87,9 @@ class WorkerRecovery:
     def poll(self) -> list[int]:
         """Inject the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
-        if not run.members.settled or run.stopped:
-            return []
-        if self._fault_periods is not None and run.training is not None:
-            run.record.statistics.note_message_faults(self._fault_periods.active_indexes(*self.training_progress))
+        observed = run.record.statistics.observed
+        if self._fault_periods is not None and observed is not None and run.training is not None:
+            observed.note_message_faults(self._fault_periods.active_indexes(*self.training_progress))
         if self._has_failures:
             progress = self.training_progress
             for injection in self.injector.due(*progress):
@@ -113,12 +110,10 @@ class WorkerRecovery:
     def look_for_successors(self) -> None:
         """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
         run = self.run
-        if not run.members.settled or run.stopped:
-            return
-        unequal = run.state.ongoing.unequal
-        if self._ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
+        ready, unequal = run.members.ready_workers, run.state.ongoing.unequal
+        if ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
             self.admit(self.begin_phase)
-        elif (self._ready or unequal) and run.training is not None and run.training.stopped is None:
+        elif (ready or unequal) and run.training is not None and run.training.stopped is None:
             run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
 
     def _is_member(self, process: str) -> bool:
@@ -139,25 +134,6 @@ class WorkerRecovery:
         ring = cfg.collective.name != SHARED_MEMORY and cfg.engine.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
-    def queue_early_request(self, channel: Channel, worker: int) -> bool:
-        """Queue a batch request of a successor that is not admitted yet. Returns whether the request came from one."""
-        early = self.run.members.is_successor(channel, "worker", worker)
-        if early:
-            self._early_requests[worker] += 1
-        return early
-
-    def on_ready(self, channel: Channel, worker: int) -> bool:
-        """Record that a successor is ready. Returns whether the ready worker is a successor."""
-        successor = self.run.members.is_successor(channel, "worker", worker)
-        if successor:
-            self._ready.add(worker)
-        return successor
-
-    def forget_successor(self, worker: int) -> None:
-        """Forget a successor that failed before it was admitted."""
-        self._ready.discard(worker)
-        self._early_requests.pop(worker, None)
-
     @property
     def survivable(self) -> bool:
         """Whether the current mode can continue after the worker failures so far."""
@@ -170,20 +146,20 @@ class WorkerRecovery:
     @property
     def can_admit(self) -> bool:
         """Whether the successor of a failed worker waits and can be admitted."""
-        return any(not self.run.fencing.fencing(worker) for worker in self._ready)
+        return any(not self.run.fencing.fencing(worker) for worker in self.run.members.ready_workers)
 
     def admit(self, begin_phase: BeginPhase | None, home: str | None = None) -> None:
         """Admit ready successors of failed workers.
 
         `begin_phase`: the current one, which the successors do not know; `home`: the holder of the dense parameters."""
-        for worker in sorted(self._ready):
+        for worker in self.run.members.ready_workers:
             if not self.run.fencing.fencing(worker):
-                self._ready.discard(worker)
                 self._admit(worker, begin_phase, home or self.run.home)
 
     def _admit(self, worker: int, begin_phase: BeginPhase | None, home: str) -> None:
         run = self.run
-        channel = run.members.admit("worker", worker)
+        successor = run.members.admit("worker", worker)
+        channel = successor.channel
         run.fencing.on_replaced(worker)
         run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
         run.log_note()
@@ -195,7 +171,7 @@ class WorkerRecovery:
         run.failures.record_ready(f"W{worker}")
         run.log_note()
         run.send_event("joined", {"process": f"W{worker}", "step": run.step_now})
-        for _ in range(self._early_requests.pop(worker, 0)):
+        for _ in range(successor.requests):
             run.hand_out(worker)
 
     def summary(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
@@ -213,9 +189,9 @@ class WorkerRecovery:
 
     def dismiss(self) -> None:
         """Stop the successors not admitted yet, at the end of the run."""
-        for (role, _), channel in self.run.members.successors.items():
+        for (role, _), successor in self.run.members.successors.items():
             if role == "worker":
-                channel.send(Stop())
+                successor.channel.send(Stop())
 
 
 class ServerRecovery:
@@ -244,8 +220,6 @@ class ServerRecovery:
 
         Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
-        if not run.members.settled or run.stopped:
-            return []
         if run.rollback_pending and run.training is not None and run.training.stopped is None:
             run.training.stop()
         if not run.cfg.engine.real:

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gbactl.checkpoint.remaining_samples import FinishedBatches, Ranges
+from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.coordinator.event_log import (
     AnnounceRecord,
     DropRecord,
@@ -95,11 +95,6 @@ class LivePhase:
         self.shards = members.expected["server"]
         self._refresh_servers()
         self.workers = members.channels_of("worker")
-
-    @property
-    def finished(self) -> FinishedBatches:
-        """Batches of the phase whose samples are accounted for: trained, decayed or lost."""
-        return self.phase.finished
 
     def _refresh_servers(self) -> None:
         """Refresh the list of connected servers.
@@ -194,7 +189,7 @@ class LivePhase:
     @property
     def remaining_ranges(self) -> Ranges:
         """Sample ranges of the phase that are not yet trained, decayed or lost."""
-        return self.finished.remaining(self.ranges, self.policy.phase.local_batch)
+        return self.phase.finished.remaining(self.ranges, self.policy.phase.local_batch)
 
     def on_staged(self, message: Staged) -> bool:
         """Record a shard's staged gradient slice. Returns whether all shards have theirs, so that it is announced."""

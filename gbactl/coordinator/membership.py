@@ -10,11 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gbactl.errors import WireError
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Fence, Fenced, Hello, Ping, Pong, ShardAddresses, WorkerFailed
+
+
+@dataclass
+class Successor:
+    """Successor of a failed node that is not a member yet. `requests`: number of batches that it has asked for."""
+
+    channel: Channel
+    ready: bool = False
+    requests: int = 0
 
 
 class Membership:
@@ -26,7 +36,7 @@ class Membership:
         self.addresses: dict[int, str] = {}
         self.ready: set[tuple[str, int]] = set()
         self.settled = False  # all nodes have joined: a node that connects now is a successor
-        self.successors: dict[tuple[str, int], Channel] = {}  # of failed nodes; not members yet
+        self.successors: dict[tuple[str, int], Successor] = {}
         self._informed: set[int] = set()  # workers that know the servers' addresses
         self._uninformed: dict[int, Channel] = {}  # workers that wait for them
 
@@ -35,10 +45,13 @@ class Membership:
         number, peer, node = hello.number, channel.peer, (hello.role, hello.number)
         expected = 0 <= number < self.expected.get(hello.role, 0) and node not in self.channels
         earlier = self.successors.get(node)
-        later = not self.settled or peer.incarnation > (0 if earlier is None else earlier.peer.incarnation)
+        later = not self.settled or peer.incarnation > (0 if earlier is None else earlier.channel.peer.incarnation)
         if not expected or not later or node != (peer.role, peer.index):
             raise WireError(f"{peer} does not belong to this run as {hello.role} {number}.")
-        (self.successors if self.settled else self.channels)[node] = channel
+        if self.settled:
+            self.successors[node] = Successor(channel)
+        else:
+            self.channels[node] = channel
         if hello.role == "server":
             self.addresses[number] = hello.address
         elif self.settled:
@@ -51,22 +64,30 @@ class Membership:
         """Record the workers that already know the servers' addresses."""
         self._informed.update(workers)
 
-    def is_successor(self, channel: Channel, role: str, number: int) -> bool:
-        """Whether a channel belongs to a failed node's successor that is not yet a member."""
-        return self.successors.get((role, number)) is channel
+    def successor(self, channel: Channel, role: str, number: int) -> Successor | None:
+        """Successor of a failed node, not yet a member, to which a channel belongs; None if there is none."""
+        successor = self.successors.get((role, number))
+        return successor if successor is not None and successor.channel is channel else None
+
+    @property
+    def ready_workers(self) -> list[int]:
+        """Failed workers whose successors are ready, in order."""
+        return sorted(number for (role, number), each in self.successors.items() if role == "worker" and each.ready)
 
     def forget_successor(self, channel: Channel) -> bool:
         """Forget a successor that failed before it was a member. Returns whether the lost channel was a successor's."""
-        successor = self.is_successor(channel, channel.peer.role, channel.peer.index)
-        if successor:
-            del self.successors[channel.peer.role, channel.peer.index]
-        return successor
+        node = (channel.peer.role, channel.peer.index)
+        if self.successor(channel, *node) is None:
+            return False
+        del self.successors[node]
+        return True
 
-    def admit(self, role: str, number: int) -> Channel:
+    def admit(self, role: str, number: int) -> Successor:
         """Make a failed node's successor a member, and tell the workers that wait for all servers."""
-        channel = self.channels[role, number] = self.successors.pop((role, number))
+        successor = self.successors.pop((role, number))
+        self.channels[role, number] = successor.channel
         self._tell_addresses()
-        return channel
+        return successor
 
     def _tell_addresses(self) -> None:
         """Send the servers' addresses to the workers that wait for them, once all servers are members."""
@@ -75,16 +96,16 @@ class Membership:
             return
         for number, channel in self._uninformed.items():
             node = ("worker", number)
-            if channel is self.channels.get(node) or channel is self.successors.get(node):
+            if channel is self.channels.get(node) or self.successor(channel, *node) is not None:
                 self._informed.add(number)
                 channel.send(ShardAddresses([self.addresses[shard] for shard in shards]))
         self._uninformed.clear()
 
     def tell_successors(self, message: Any) -> None:
         """Send a message to every failed worker's successor that knows the servers' addresses."""
-        for (role, number), channel in self.successors.items():
+        for (role, number), successor in self.successors.items():
             if role == "worker" and number in self._informed:
-                channel.send(message)
+                successor.channel.send(message)
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:
         """Check that a channel belongs to a node. Raises WireError otherwise."""

@@ -49,6 +49,7 @@ from gbactl.wire.messages import (
     WorkerState,
     decode,
 )
+from gbactl.wire.times_and_traffic import NodeTimes
 
 PROGRESS_SECONDS = 0.5  # longest time between two reports of progress
 PROGRESS_POINTS = 50  # reports of progress per phase at least, where it has so many steps
@@ -132,7 +133,11 @@ class Coordinator:
         while not condition():
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
             for channel, frame in self.hub.poll(self.core.workers.shorten_wait(max(0.0, left))):
+                began = self.hub.now()
                 self._handle(channel, frame)
+                if (trace := NodeTimes.trace) is not None:
+                    trace.add_interval("messages", began, self.hub.now())
+                    trace.step(self.context.step_now)
             self.core.poll()
             if self.context.training is not None and self._progress_due(self.context.training):
                 self.context.send_progress()
@@ -187,11 +192,7 @@ class Coordinator:
             raise PeerGoneError("The launcher is gone.")
         if (failover := self._failover_under_way) is not None and failover.on_lost(channel):
             return
-        if run.members.forget_successor(channel):
-            if peer.role == "worker":
-                core.workers.forget_successor(peer.index)
-            return
-        if not run.members.forget(channel) or run.stopped:
+        if run.members.forget_successor(channel) or not run.members.forget(channel) or run.stopped:
             return
         if not core.on_node_lost(peer):
             raise PeerGoneError(f"{peer} is gone.")
@@ -214,13 +215,16 @@ class Coordinator:
             self.context.record.statistics.times.on_heartbeat(f"S{pong.worker}", pong.times)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
-        if ready.role == "worker" and self.core.workers.on_ready(channel, ready.number):
+        members = self.context.members
+        if (successor := members.successor(channel, "worker", ready.number)) is not None:
+            successor.ready = True
             return
-        self.context.members.authentic(channel, ready.role, ready.number)
-        self.context.members.ready.add((ready.role, ready.number))
+        members.authentic(channel, ready.role, ready.number)
+        members.ready.add((ready.role, ready.number))
 
     def _on_take(self, channel: Channel, take: TakeBatch, _: Frame) -> None:
-        if self.core.workers.queue_early_request(channel, take.worker):
+        if (successor := self.context.members.successor(channel, "worker", take.worker)) is not None:
+            successor.requests += 1
             return
         self.context.members.authentic(channel, "worker", take.worker)
         self.context.hand_out(take.worker)

@@ -84,13 +84,12 @@ class DenseMigration:
         if message.request == self.state.request:
             self._moved.add(message.worker)
 
-    def migrate(self, to: str, source: str = "") -> Flow[bool]:
+    def migrate(self, to: str, source: str) -> Flow[bool]:
         """Migrate the dense parameters. Returns False if a worker failed, which leaves them where they were.
 
         In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
 
         Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
-        source = source or ("workers" if to == "servers" else "servers")
         state, self.moving = self.state, True
         state.to, state.source = to, source
         self.run.log_note()
@@ -174,7 +173,7 @@ class ModeSwitch:
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
         self._round = 0
         self._remaining = 0
-        self._stopping = self._under_way = self._optimizer_reset = False
+        self._stopping = self._under_way = False
         self._drained_checksum: str | None = None
         self._losses_at_drain = 0  # server failures before the checksum: a successor's state is older
         self._switch_request: dict[str, Any] = {}
@@ -192,7 +191,6 @@ class ModeSwitch:
         self._round = number
         self._report(None)
         cfg = self.plan.take(self._position())
-        self._optimizer_reset = False
         if cfg is not None:
             self._under_way = True
             yield from self._switch(cfg, first, begun, kind_of_dense)
@@ -212,9 +210,9 @@ class ModeSwitch:
             run.send_event("switch", {**report, "state": "stayed", "why": why_not})
             return
         point = self.plan.point or ("auto" if request.get("id") == BY_AUTO else f"step{run.step}")
-        modes = run.record.modes = switched(run.record.modes, cfg.mode.name, point, self._optimizer_reset)
+        modes = run.record.modes = switched(run.record.modes, cfg.mode.name, point, run.record.optimizer_reset)
         place = {"day": run.record.label, "first_sample": first, "samples": run.record.ledger.read, "modes": modes}
-        reset = {"fresh_optimizer": True} if self._optimizer_reset else {}
+        reset = {"fresh_optimizer": True} if run.record.optimizer_reset else {}
         self.state.report = {**report, **place, "state": "done", **reset}
         run.current = cfg
         run.log.info(event_log.SWITCH, {"mode": mode_values(cfg), "step": run.step, **dense})
@@ -232,7 +230,7 @@ class ModeSwitch:
         self._drained_checksum = self._combine_checksums("drained", {**servers, **workers})
         home = (yield from self._reset_optimizer(cfg)) if self.plan.fresh else self.run.home
         if cfg.home != home and not (yield from self.migration.migrate(cfg.home, home)):
-            note = "; the optimizer's state begins anew all the same" if self._optimizer_reset else ""
+            note = "; the optimizer's state begins anew all the same" if self.run.record.optimizer_reset else ""
             return f"a worker died while the dense parameters were moved{note}"
         return ""
 
@@ -250,7 +248,7 @@ class ModeSwitch:
         yield from self.requests.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
         run.record.optimizer_reset = True
-        self._optimizer_reset, self._drained_checksum = True, None  # checksums before and after differ
+        self._drained_checksum = None  # checksums before and after differ
         return "servers"
 
     def _worker_obstacle(self, cfg: RunConfig) -> str:

@@ -70,8 +70,8 @@ Flow = Generator[WaitCondition, bool, T]
 class Evaluation:
     """Evaluation of a split: hands out batches and collects float32[samples] predictions."""
 
-    def __init__(self, samples: int, batch: int, version: int) -> None:
-        self.samples, self.batch, self.version = samples, batch, version
+    def __init__(self, samples: int, batch: int) -> None:
+        self.samples, self.batch = samples, batch
         self.predictions = np.full(samples, np.nan, np.float32)
         self.missing = samples
         self._arrived: set[int] = set()
@@ -209,14 +209,13 @@ class RunContext:
             self._take_evaluation(self.waiting.popleft())
 
     def _take_evaluation(self, worker: int) -> None:
-        evaluation = self.evaluation
-        granted = None if evaluation is None else evaluation.next_batch(worker)
-        if evaluation is None or granted is None:
+        granted = None if self.evaluation is None else self.evaluation.next_batch(worker)
+        if granted is None:
             self.waiting.append(worker)
             return
         batch, start, samples = granted
         channel = self.members.channels["worker", worker]
-        channel.send(Granted(self.phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
+        channel.send(Granted(self.phase_number, batch, self.step, start, samples, self.step, 0.0, 0.0))
 
     # -- reports ------------------------------------------------------------------------------------
 

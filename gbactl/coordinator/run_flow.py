@@ -320,7 +320,7 @@ class RunFlow:
         samples = samples if most is None else min(samples, most)
         batch = run.cfg.train.eval_batch
         yield from self._begin(False, split, 0, samples, batch)
-        run.evaluation = evaluation = Evaluation(samples, batch, run.step)
+        run.evaluation = evaluation = Evaluation(samples, batch)
         run.serve_evaluation()
         yield WaitCondition(lambda: evaluation.missing == 0)
         run.evaluation = None

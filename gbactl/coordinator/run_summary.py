@@ -40,15 +40,6 @@ def eps(trained: int, seconds: float) -> float:
     return trained / seconds if seconds > 0 else 0.0
 
 
-def _sum_of(parts: Sequence[Ledger]) -> Ledger:
-    """Sum ledgers of samples, with `read` set to the samples that were trained, decayed or lost."""
-    whole = Ledger()
-    for part in parts:
-        whole.add(part)
-    whole.read = whole.finished
-    return whole
-
-
 def _thinned(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Thin a curve to about MOST_POINTS points, and keep its last one."""
     every = -(-len(curve) // MOST_POINTS)
@@ -194,10 +185,13 @@ class RunSummary:
 
         `training`: the current phase, whose steps below `step` are ordered; `mode`: its keys; `switches`: entries of
         the schedule that were taken."""
-        parts = [self.ledger] if training is None else [self.ledger, training.finished.ledger]
+        ledger = replace(self.ledger)
+        if training is not None:
+            ledger.add(training.phase.finished.ledger)
+        ledger.read = ledger.finished  # what is in flight is read again
         return JobPosition(
             step=step, round=len(self.results), label=self.label, seconds=self.seconds, ended=ended,
-            unread=None if training is None else list(training.remaining_ranges), ledger=_sum_of(parts), mode=mode,
+            unread=None if training is None else list(training.remaining_ranges), ledger=ledger, mode=mode,
             switches=switches, stopping=replace(self.stopping) if self.results else None,
             results=[dict(each) for each in self.results], modes=self.modes,
             phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
@@ -208,7 +202,7 @@ class RunSummary:
         """Summary of the current phase so far, in the form of a finished phase."""
         if training is None or step == training.policy.phase.first_step:
             return []
-        return [self._phase(training, training.finished.ledger, step, mode["name"])]
+        return [self._phase(training, training.phase.finished.ledger, step, mode["name"])]
 
     def restore(self, position: JobPosition) -> None:
         """Replace the record by the one saved in a position, and continue from there."""

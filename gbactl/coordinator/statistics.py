@@ -11,7 +11,7 @@ import json
 import math
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -304,20 +304,10 @@ class Statistics(SavedStatistics):
         if self.on_gradient is not None:
             self.on_gradient(worker, samples, seconds)
 
-    def note_message_faults(self, indexes: Collection[int]) -> None:
-        """Record that message faults are active, given by their indexes in the fault plan."""
-        if self.observed is not None:
-            self.observed.note_message_faults(indexes)
-
     @property
     def observed_faults(self) -> list[dict[str, Any]]:
         """Faults of the plan that have slowed or disturbed workers so far, saved for a coordinator failover."""
         return [] if self.observed is None else self.observed.acted.to_list()
-
-    def restore_observed_faults(self, saved: list[dict[str, Any]]) -> None:
-        """Add the faults that had acted before a coordinator failover."""
-        if self.observed is not None:
-            self.observed.acted.restore(saved)
 
     def unslowed_seconds(self, worker: int, samples: int) -> float:
         """Seconds that workers without faults need for `samples`, where the plan slows this worker; 0 if unknown."""

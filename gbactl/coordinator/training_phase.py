@@ -217,9 +217,9 @@ class TrainingPhase:
 MOST_NAMED = 8
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """First difference between a log and its replay.
+@dataclass(eq=False)
+class DivergenceError(GbactlError):
+    """Error: the replay differs from the run; the first difference. Exit code 1.
 
     `kind` is decision (the policy), bits (a checksum) or accounting. `shard` -1: all."""
 
@@ -230,13 +230,8 @@ class Divergence:
     workers: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
 
-
-class DivergenceError(GbactlError):
-    """Error: the replay differs from the run. Exit code 1."""
-
-    def __init__(self, divergence: Divergence) -> None:
-        super().__init__(divergence.text)
-        self.divergence = divergence
+    def __str__(self) -> str:
+        return self.text
 
 
 class LoggedPhase:
@@ -289,7 +284,7 @@ class LoggedPhase:
         try:
             self.phase.policy.ledger.check()
         except AccountingError as error:
-            raise DivergenceError(Divergence("accounting", self.phase.policy.step, str(error))) from error
+            raise DivergenceError("accounting", self.phase.policy.step, str(error)) from error
 
     def _replay(self, record: Any) -> Sequence[Command]:
         if isinstance(record, GrantRecord):
@@ -362,7 +357,7 @@ class LoggedPhase:
         workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)
         first = self.due[0] if self.due else None
         step = first.step.step if isinstance(first, ApplyStep) else self.phase.policy.step
-        raise DivergenceError(Divergence("decision", step, f"{text}.", -1, workers, batches))
+        raise DivergenceError("decision", step, f"{text}.", -1, workers, batches)
 
 
 def order_record(command: ApplyStep) -> OrderRecord:

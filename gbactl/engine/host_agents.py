@@ -12,7 +12,6 @@ import shlex
 import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -236,7 +235,6 @@ def _sentence(host: str, error: Exception) -> str:
     return f"{text}." if host in text else f"Host {host}: {text}."
 
 
-REACH_SECONDS, SILENT_SECONDS = 60.0, 60.0
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
 
@@ -283,26 +281,6 @@ class HostFindings:
         hosts = {host: {"address": report.address, "faults": report.faults, **report.facts} for host, report in reports}
         names = ("from", "to", "latency_us", "bandwidth_gbit")
         return {"hosts": hosts, "pairs": [dict(zip(names, pair, strict=True)) for pair in self.pairs]}
-
-
-def examine(
-    names: Sequence[str], start: Callable[[str], str], bind: str, runs: Path, measure: bool,
-    environment: Mapping[str, str], targets: Mapping[str, str],
-) -> HostFindings:  # fmt: skip
-    """Check hosts; `measure`: also measure their connections. Raises GbactlError.
-
-    `environment`: what is forwarded to them; `targets`: classes that they have to import, by key.
-    `runs`: the directory in which run directories are made, or one above it; it is seen whether hosts share it."""
-    with tempfile.TemporaryDirectory(prefix=".gbactl-doctor-", dir=runs) as folder:
-        agents = HostAgents(names, start, Path(folder), REACH_SECONDS)
-        try:
-            agents.connect()
-            agents.send_setup(bind, SILENT_SECONDS, Path(folder), environment)
-            agents.check_imports(targets)
-            agents.lines(measure)
-        finally:
-            agents.close()
-    return HostFindings(agents.reports)
 
 
 def text(examined: HostFindings) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.collective import check_here
 from gbactl.config import RunConfig
 from gbactl.config.shard_specs import row_bytes, shard_spec
 from gbactl.data.dataset import Dataset
@@ -224,31 +224,18 @@ def vectors(cfg: RunConfig) -> int:
 
 def bytes_on(cfg: RunConfig, dataset: Dataset, placed: Mapping[str, str]) -> dict[str, int]:
     """Return the memory that the shards and workers of each host need, in bytes by host."""
-    found, vector = dict[str, int](), vector_bytes(cfg, dataset)
+    found, vector, holders = Counter[str](), vector_bytes(cfg, dataset), cfg.cluster.dense_holders
     for process, host in placed.items():
-        if process[0] in "SW":
-            found[host] = found.get(host, 0) + _process_bytes(cfg, dataset, process, vector)
+        index = int(process[1:])
+        if process[0] == "W":
+            found[host] += vector * worker_vectors(cfg)
+        else:
+            dense = vector * served_vectors(cfg) // holders if index < holders else 0
+            found[host] += shard_bytes(cfg, dataset, index) + dense
     return found
 
 
-def _process_bytes(cfg: RunConfig, dataset: Dataset, process: str, vector: int) -> int:
-    index = int(process[1:])
-    if process[0] == "W":
-        return vector * worker_vectors(cfg)
-    holders = cfg.cluster.dense_holders
-    dense = vector * served_vectors(cfg) // holders if index < holders else 0
-    return shard_bytes(cfg, dataset, index) + dense
-
-
 GIBI = 1 << 30
-
-
-def check_collective(cfg: RunConfig) -> None:
-    """Raise ConfigError where the run's all-reduce cannot work on this machine.
-
-    With several hosts, preflight checks them."""
-    if cfg.engine.here and cfg.collects:
-        check_here(cfg.collective.name)
 
 
 def check_model(cfg: RunConfig, dataset: Dataset) -> str:

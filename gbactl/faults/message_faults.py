@@ -9,7 +9,7 @@ direction separately, while the fault is active: always, or from a step, a time 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -66,15 +66,12 @@ class ActivePeriods:
         return self._now < self._until
 
 
-class AllActivePeriods:
+class AllActivePeriods(dict[int, ActivePeriods]):
     """Periods in which message faults are active, for all faults of a plan by index."""
-
-    def __init__(self, periods: Mapping[int, ActivePeriods]) -> None:
-        self._periods = periods
 
     def active_indexes(self, step: int, seconds: float) -> frozenset[int]:
         """Return the indexes of the message faults that are active at a global step and a time since training began."""
-        return frozenset(index for index, period in self._periods.items() if period.is_active(step, seconds))
+        return frozenset(index for index, period in self.items() if period.is_active(step, seconds))
 
 
 class TransmissionOutcome(NamedTuple):

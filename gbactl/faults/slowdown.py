@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from gbactl.faults.fault_plan import FaultPlan
 
@@ -50,13 +50,6 @@ class FaultRecord:
             self.add(entry["plan"], entry["process"], entry["from_s"], entry["until_s"], entry["factor"])
 
 
-class TimedComputation(Protocol):
-    """Interface of a computation that can be slowed: its `seconds`, and its slow-down factor."""
-
-    seconds: float
-    slowdown: float
-
-
 def wait(seconds: float, clock: Callable[[], float], sleep: Callable[[float], bool | None]) -> float:
     """Sleep for `seconds`, or until `sleep` returns true; return the seconds that have passed."""
     begin = clock()
@@ -79,23 +72,22 @@ class WorkerSlowdown:
         self._began: float | None = None
         self._overslept = 0.0
 
-    def slow_down(self, item: TimedComputation, usual: float = 0.0) -> None:
-        """Wait after a gradient is computed, so that its time is multiplied by the fault plan's factor.
+    def slow_down(self, computed: float, usual: float = 0.0) -> tuple[float, float]:
+        """Wait after a gradient is `computed` in so many seconds, so that they are multiplied by the plan's factor.
 
-        `item.seconds` is the computing time before the call and the whole time afterwards; `item.slowdown` becomes the
-        factor. `usual`: seconds that undisturbed workers take; 0 where unknown, then the worker's own time is used."""
+        `usual`: seconds that undisturbed workers take; 0 where unknown, then the worker's own time is used. Returns
+        (seconds including the wait, the factor)."""
         if not self.plan.slows(self.worker):
-            return
-        computed = item.seconds
+            return computed, 1.0
         started = self.clock() - computed
         self._began = started if self._began is None else self._began
-        item.slowdown = self.plan.factor(self.worker, self._batches, started - self._began)
+        factor = self.plan.factor(self.worker, self._batches, started - self._began)
         self._batches += 1
-        wanted = item.slowdown * (usual or computed) - computed if item.slowdown > 1.0 else 0.0
+        wanted, waited = factor * (usual or computed) - computed if factor > 1.0 else 0.0, 0.0
         if wanted > 0.0:
             waited = wait(wanted - self._overslept, self.clock, self.sleep)
             self._overslept = min(MOST_LATE, max(0.0, self._overslept + waited - wanted))
-            item.seconds += waited
+        return computed + waited, factor
 
 
 class ServerSlowdown:

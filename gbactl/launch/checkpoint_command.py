@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.atomic_files import replacing
 from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest, read_manifest
-from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
+from gbactl.checkpoint.restore import dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
 from gbactl.config.shard_specs import shard_spec
@@ -148,7 +148,7 @@ def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
     if mask is not None:
         for table, (low, high) in enumerate(schema.spans):
             shard.rows.table[low:high] *= mask[schema.table_of.index(table)]
-    return arrays_of(shard)
+    return shard.rows.arrays
 
 
 def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from gbactl import shared_memory_names
 from gbactl.atomic_files import room_needed
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
+from gbactl.collective import check_here
 from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, rounds, samples_of, to_dict
 from gbactl.config.run_config import effective_keys
@@ -24,7 +25,7 @@ from gbactl.data.cache import prepare
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.local_processes import RunProcesses
-from gbactl.engine.preflight import check_collective, check_memory, check_model, too_few
+from gbactl.engine.preflight import check_memory, check_model, too_few
 from gbactl.engine.signals import (
     NOTHING,
     StopRequest,
@@ -125,7 +126,8 @@ def _train(
 ) -> dict[str, Any]:
     if trace and not cfg.engine.real:
         raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")
-    check_collective(cfg)
+    if cfg.engine.here and cfg.collects:
+        check_here(cfg.collective.name)  # with several hosts, preflight checks them
     if cfg.engine.real:
         open_fork_server()
     else:
@@ -588,8 +590,8 @@ class LaunchedRun:
     def _count_refused(self, result: dict[str, Any]) -> None:
         """Add the connections that the launcher's own sockets (control, rendezvous) rejected to the result."""
         own_sockets = Counter({} if self.control is None else self.control.hub.refused)
-        if self.rendezvous is not None and self.rendezvous.rejected_requests():
-            own_sockets["A request to the all-reduce's rendezvous."] += self.rendezvous.rejected_requests()
+        if self.rendezvous is not None and self.rendezvous.refused:
+            own_sockets["A request to the all-reduce's rendezvous."] += self.rendezvous.refused
         result["refused"] = dict(Counter(result["refused"]) + own_sockets)
         result["refused_frames"] += own_sockets.total()
 

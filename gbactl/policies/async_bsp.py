@@ -51,7 +51,11 @@ class BufferedPolicy(Policy):
             self.waiting.setdefault(worker, []).append(batch)
         else:
             self._pull(batch)
-        return self._lease(worker, Grant(batch, token, batch * self.phase.local_batch, self.phase.size(batch)))
+        return self._lease(worker, self.grant(batch, token))
+
+    def grant(self, batch: int, token: int) -> Grant:
+        """Make the grant of a batch."""
+        return Grant(batch, token, batch * self.phase.local_batch, self.phase.size(batch))
 
     def batches_of(self, steps: int) -> int:
         """Compute the number of batches that make `steps` steps, which are full buffers."""

@@ -297,7 +297,7 @@ class Policy(ABC):
         return batch
 
     def _lease(self, worker: int, grant: Grant) -> Grant:
-        self.holding[worker] += grant.batch not in self.leases  # a grant may take the place of its first form
+        self.holding[worker] += 1
         self.leases[grant.batch] = (worker, grant)
         return grant
 

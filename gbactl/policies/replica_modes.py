@@ -79,14 +79,11 @@ class ReplicaPolicy(AsyncPolicy):
     rule: ClassVar[str] = ""
     shadow: ClassVar[bool] = False
 
-    def take(self, worker: int) -> Grant | None:
-        """Grant a worker the next batch; its rows must include every step ordered so far, also the worker's own."""
-        grant = super().take(worker)
-        if grant is None:
-            return None
+    def grant(self, batch: int, token: int) -> Grant:
+        """Make the grant of a batch, whose rows must include every step ordered so far, also the worker's own."""
+        grant = super().grant(batch, token)
         share = grant.samples / self.phase.local_batch
-        full = replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
-        return self._lease(worker, full)  # the complete grant, which a new coordinator may send again
+        return replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
 
 
 class ShadowEasgd(ReplicaPolicy):

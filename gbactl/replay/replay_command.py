@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.atomic_files import replacing
-from gbactl.checkpoint.restore import arrays_of
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.training_phase import Divergence, DivergenceError
+from gbactl.coordinator.training_phase import DivergenceError
 from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, Progress, open_dataset
 from gbactl.engine.preflight import check_model
@@ -40,7 +39,7 @@ from gbactl.tracking.mlflow_connection import log_linked_run, tracking_uri
 
 def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
     """Collect rows, dense vector and optimizer state of all shards as named arrays."""
-    tables, states = [arrays_of(shard) for shard in shards], [shard.dense_state() for shard in shards]
+    tables, states = [shard.rows.arrays for shard in shards], [shard.dense_state() for shard in shards]
     found = {name.replace("moment.", ""): _rows([each[name] for each in tables]) for name in tables[0]}
     for key in states[0]:
         if key != "step":
@@ -126,11 +125,11 @@ def _dataset(recording: Recording, progress: Progress | None) -> Dataset:
     return dataset
 
 
-def _run(replayer: Replayer) -> Divergence | None:
+def _run(replayer: Replayer) -> DivergenceError | None:
     try:
         replayer.run()
     except DivergenceError as error:
-        return error.divergence
+        return error
     return replayer.checks.first
 
 
@@ -203,7 +202,7 @@ def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None
         print(json.dumps(verdict), flush=True)
     if failed(verdict):
         found = verdict["divergence"]
-        raise DivergenceError(Divergence(found["kind"], found["step"], sentence(verdict)))
+        raise DivergenceError(found["kind"], found["step"], sentence(verdict))
     if as_json:
         show.print_line(sentence(verdict))
     else:

@@ -11,7 +11,6 @@ from gbactl.coordinator.training_phase import (
     ApplyStep,
     Command,
     DiscardGradient,
-    Divergence,
     DivergenceError,
     GiveUpBatch,
     LoggedPhase,
@@ -174,7 +173,7 @@ class ChecksumComparison:
     def __init__(self, recording: Recording, lenient: bool) -> None:
         self.recording, self.lenient = recording, lenient
         self.compared = 0
-        self.first: Divergence | None = None
+        self.first: DivergenceError | None = None
         self._agreed = -1
 
     def apply(self, shards: list[Shard], order: StepOrder, step: Step) -> None:
@@ -227,7 +226,7 @@ class ChecksumComparison:
         what = "The model" if shard < 0 else f"Shard {shard}"
         text = f"{what} is not as logged {where}; the last checksum that agreed was at {since}."
         workers, batches = tuple(w for w, _ in members), tuple(b for _, b in members)
-        found = Divergence("bits", step, text, shard, workers, batches)
+        found = DivergenceError("bits", step, text, shard, workers, batches)
         if not self.lenient:
-            raise DivergenceError(found)
+            raise found
         self.first = self.first or found

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from gbactl.checkpoint import row_priority
 from gbactl.checkpoint.costs_and_interval import save_schedule_of
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
-from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.row_priority import RowPriority
 from gbactl.checkpoint.tensor_file import FileWriter, Layout, layout_of, with_bf16
 from gbactl.config import RunConfig
@@ -137,7 +136,7 @@ class ShardSaver:
         self.give_up()
         index = self.chooser.rows(save.kind)
         self._saved_updates = self.chooser.mark_saved(index)
-        arrays = arrays_of(self.shard)
+        arrays = self.shard.rows.arrays
         self._save, self._snapshot = save, Snapshot(arrays, index)
         self._rows = self._snapshot.rows
         whole: dict[str, NDArray[Any]] = {} if index is None else {"index": index}
@@ -146,11 +145,13 @@ class ShardSaver:
         layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
         layout = {**(with_bf16(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
-        self._writer = FileWriter(path, layout, self._metadata(save), save.pace, self.inline, self.spare)
+        pace = 0.0 if self.inline else save.pace
+        self._writer = writer = FileWriter(path, layout, self._metadata(save), pace, self.spare)
         self._watch()
-        self._writer.add(whole)
+        writer.add(whole)
         if self.inline:
             self._copy_all()
+            writer.join()
             self.advance()
 
     def _metadata(self, save: Save) -> dict[str, str]:
@@ -223,7 +224,7 @@ def saver_of(
 ) -> ShardSaver:  # fmt: skip
     """Make the saver of a shard, also for a run that saves only when a signal stops it.
 
-    `spare`: bytes that a save leaves free on the disk; `inline`: write within the calls, without a thread."""
+    `spare`: bytes that a save leaves free on the disk; `inline`: a save ends before `begin` returns."""
     c = cfg.checkpoint
     chooser = RowChooser(shard, None, (), c.share)
     if save_schedule_of(c, cfg.cluster.servers).parts > 1:

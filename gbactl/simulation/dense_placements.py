@@ -239,7 +239,7 @@ class ReplicatedDense(DensePlacement):
     def checksum(self) -> tuple[str, str]:
         """Compute the checksum and model sum of the parameters, once per step for all workers."""
         if self._checksum[0] != self.block.step:
-            own = digest(self.block.arrays)
+            own = digest(self.block.arrays.values())
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 

@@ -114,16 +114,16 @@ class DenseBlock:
 
         Added up over all slices (modulo 2^64) the same however the vector was cut (see `row_sum`).
         """
-        return sum(row_sum(array, self.lo, 1, 100 + salt) for salt, array in enumerate(self.arrays)) % MODULUS
+        return sum(row_sum(array, self.lo, 1, 100 + salt) for salt, array in enumerate(self.arrays.values())) % MODULUS
 
     @property
-    def arrays(self) -> list[Floats]:
-        """Arrays of the slice: its value and the optimizer's moments."""
-        return [self.value, *self.moments.values()]
+    def arrays(self) -> dict[str, Floats]:
+        """Arrays of the slice, by their names in `state`: its value and the optimizer's moments."""
+        return {"value": self.value, **{f"moment.{name}": moment for name, moment in self.moments.items()}}
 
     def _ranges(self, low: int, high: int) -> list[Floats]:
         """List views of value and moments at positions [low, high) of the dense vector."""
-        return [array[low - self.lo : high - self.lo] for array in self.arrays]
+        return [array[low - self.lo : high - self.lo] for array in self.arrays.values()]
 
     def packed(self, low: int, high: int) -> Floats:
         """Concatenate value and moments at vector positions [low, high), to send to another holder."""
@@ -141,12 +141,12 @@ class DenseBlock:
 
     def state(self) -> dict[str, Any]:
         """Copy the slice's whole state: value, moments, step (int64[1])."""
-        moments = {f"moment.{name}": moment.copy() for name, moment in self.moments.items()}
-        return {"value": self.value.copy(), **moments, "step": np.array([self.step], np.int64)}
+        copies = {name: array.copy() for name, array in self.arrays.items()}
+        return {**copies, "step": np.array([self.step], np.int64)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the output of `state`. Raises ValueError when it belongs to another slice or optimizer."""
-        own = {"value": self.value, **{f"moment.{name}": moment for name, moment in self.moments.items()}}
+        own = self.arrays
         if set(state) != {*own, "step"}:
             raise ValueError(f"Dense state holds {sorted(state)}, expected {sorted([*own, 'step'])}.")
         for name, array in own.items():

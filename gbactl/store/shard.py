@@ -289,7 +289,7 @@ class Shard:
 
     def step_digest(self, touched: Ints) -> str:
         """Compute the BLAKE2b digest of the rows `touched` and the dense slice, each with its optimizer's state."""
-        return digest([*(array[touched] for array in self.rows.arrays), *self._dense_arrays])
+        return digest([*(array[touched] for array in self.rows.arrays.values()), *self._dense_arrays])
 
     def begin_phase(self) -> None:
         """Forget which batches were applied and pulled, as the next phase numbers its batches from 0 again."""
@@ -326,18 +326,18 @@ class Shard:
 
     def checksum(self) -> str:
         """Compute the BLAKE2b digest of all rows and the dense slice, each with its optimizer's state (1 GB/s)."""
-        return digest([*self.rows.arrays, *self._dense_arrays])
+        return digest([*self.rows.arrays.values(), *self._dense_arrays])
 
     @property
     def _dense_arrays(self) -> list[Floats]:
-        return [] if self.dense is None else self.dense.arrays
+        return [] if self.dense is None else [*self.dense.arrays.values()]
 
     def model_sum(self, with_dense: bool = True) -> int | None:
         """Compute the shard's summand of the model's checksum, whose total modulo 2^64 is the same for any sharding.
 
         None above 512 MiB.
         """
-        arrays = self.rows.arrays
+        arrays = self.rows.arrays.values()
         if sum(array.nbytes for array in arrays) > MOST_BYTES:
             return None
         total = sum(row_sum(array, self.spec.shard, self.spec.shards, salt) for salt, array in enumerate(arrays))

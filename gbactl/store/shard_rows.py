@@ -46,9 +46,10 @@ class RowBlock:
         self._kernels.init_rows(self.table, seed, first, stride, scale)
 
     @property
-    def arrays(self) -> list[NDArray[Any]]:
-        """Arrays of the block: table, moments and step counts."""
-        return [self.table, *self.moments.values(), *([] if self.counts is None else [self.counts])]
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of the block, by their names in checkpoints: table, moments and step counts."""
+        found = {"rows": self.table, **{f"row_moment.{name}": moment for name, moment in self.moments.items()}}
+        return found if self.counts is None else {**found, "row_counts": self.counts}
 
     @property
     def touch_counts(self) -> Any:

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 
 from gbactl import shared_memory_names
 from gbactl.errors import WireError
@@ -49,8 +48,9 @@ class SocketHub:
         self.key = key
         self.me = me
         self.silence = silence
-        self.refused: Counter[str] = RejectionCounter()
-        self.on_refused: Callable[[str], None] = lambda _: None
+        rejections = RejectionCounter()
+        self.refused: Counter[str] = rejections
+        self._refuse = rejections.count
         self.address = ""
         self.patience = HANDSHAKE_SECONDS  # the peer may still be importing, or initialising its table
         self.queued = QueuedBytes()
@@ -192,11 +192,6 @@ class SocketHub:
         if channel in self._channels:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(channel.sock, both, channel)
-
-    def _refuse(self, reason: str) -> None:
-        assert isinstance(self.refused, RejectionCounter)
-        self.refused.count(reason)
-        self.on_refused(reason)
 
     def now(self) -> float:
         return time.monotonic()

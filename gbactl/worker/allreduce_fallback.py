@@ -39,7 +39,6 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Handle:
-    name: str
     round: _Round
     buffer: Vector
 
@@ -55,8 +54,6 @@ class ServerSums(FaultTolerantCollective):
         self.client = client
         self._lock = threading.Lock()  # may be taken while the client's lock is held, never the other way round
         self._generation, self._fallback_active = 0, False
-        self._assignment: tuple[int, int | None, int, int] | None = None
-        self._absent: set[int] = set()
         self._current_rounds: dict[str, _Round] = {}
         self._previous_rounds: dict[str, _Round] = {}
         self._free_arrays: list[Vector] = []
@@ -64,12 +61,6 @@ class ServerSums(FaultTolerantCollective):
         client.on_server_back = self._send_recent_to
 
     # -- methods of FaultTolerantCollective ---------------------------------------------------------
-
-    def sum_live_ranks(self) -> None:
-        self._assignment = None
-
-    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        self._assignment = (number, part, parts, after)
 
     def on_rank_failed(self, rank: int) -> None:
         with self._lock:
@@ -82,8 +73,8 @@ class ServerSums(FaultTolerantCollective):
 
     def renew(self, generation: int) -> None:
         with self._lock:
-            self._generation, self._assignment = generation, None
-            self._absent.clear()
+            super().renew(generation)
+            self._generation = generation
             self._current_rounds.clear()
             self._previous_rounds.clear()
             self._free_arrays.clear()
@@ -108,7 +99,7 @@ class ServerSums(FaultTolerantCollective):
                 current.parts[part] = self._copy(array)
             if self._fallback_active:
                 self._send_part(name, current, -1 if part is None else part)
-        return _Handle(name, current, array)
+        return _Handle(current, array)
 
     def sum_given(self, handle: _Handle) -> None:
         self.on_ring_broken()

@@ -221,7 +221,7 @@ class ReplicatedDense(DensePlacement):
         return True
 
     def checksum(self) -> tuple[str, str]:
-        return digest(self.block.arrays), str(self.block.model_sum())
+        return digest(self.block.arrays.values()), str(self.block.model_sum())
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push row gradients, pull the next batch's rows during the all-reduce, then apply the dense gradient."""

@@ -234,7 +234,7 @@ class WorkerLoop:
             began = time.perf_counter()
             sums = self._compute(item)
         if self.delay is not None:
-            self.delay.slow_down(item, item.grant.usual)
+            item.seconds, item.slowdown = self.delay.slow_down(item.seconds, item.grant.usual)
         if (trace := self.client.waits.trace) is not None:
             trace.add_interval("compute", began, time.perf_counter())
             trace.step(max(item.row_versions.values(), default=0))

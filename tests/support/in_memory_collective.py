@@ -138,18 +138,7 @@ class MemoryCollective(FaultTolerantCollective):
         super().__init__(rank, group.size)
         self.group = group
         self._rounds: dict[str, int] = {}
-        self._dealt: tuple[int, int | None, int] | None = None
         self._generation = 0
-        self._absent: set[int] = set()
-        self._spares = False
-
-    def sum_live_ranks(self) -> None:
-        """See FaultTolerantCollective.sum_live_ranks."""
-        self._dealt, self._spares = None, True
-
-    def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See FaultTolerantCollective.assign_summand."""
-        self._dealt = (number, part, parts)
 
     def on_rank_failed(self, rank: int) -> None:
         """See FaultTolerantCollective.on_rank_failed; no memory is ever overwritten here."""
@@ -163,16 +152,16 @@ class MemoryCollective(FaultTolerantCollective):
 
     def renew(self, generation: int) -> None:
         """See FaultTolerantCollective.renew."""
-        self._generation, self._dealt, self._spares = generation, None, False
-        self._absent.clear()
+        super().renew(generation)
+        self._generation = generation
         self._rounds.clear()
         self.group.back(self.rank)
 
     def give(self, name: str, buffer: Any) -> _Handle:
         """See FaultTolerantCollective.give."""
         array = as_array(buffer)
-        if self._dealt is not None:
-            number, part, parts = self._dealt
+        if self._assignment is not None:
+            number, part, parts, _ = self._assignment
             key = (f"{self._generation}/{name}", number)
             if part is not None:
                 self.group.fill(key, part, array.copy())
@@ -180,11 +169,11 @@ class MemoryCollective(FaultTolerantCollective):
         number = self._rounds.get(name, 0)
         self._rounds[name] = number + 1
         key = (f"{self._generation}/{name}" if self._generation else name, number)
-        if self._spares:
+        if self._sums_live_ranks:
             self.group.fill(key, self.rank, array.copy())
         else:
             self.group.put(key, self.rank, array.copy())
-        return _Handle(key, array, living=self._spares)
+        return _Handle(key, array, living=self._sums_live_ranks)
 
     def sum_given(self, handle: _Handle) -> None:
         """See FaultTolerantCollective.sum_given."""

@@ -190,20 +190,14 @@ def test_a_base_and_what_came_after_it_are_merged(tmp_path: Path) -> None:
     for shard, both in zip(shards, expected, strict=True):
         fill(both, 0)
         fill(shard, 1)
-        for name, values in tensors(both).items():
-            values[[1, 3]] = tensors(shard)[name][[1, 3]]
+        for name, values in both.rows.arrays.items():
+            values[[1, 3]] = shard.rows.arrays[name][[1, 3]]
         both.dense_block().load_state(shard.dense_state())
     save(tmp_path, shards, 2, base=["cut-000001"], index=[np.array([1, 3], np.int32)] * 2)
     for shard in expected:
         loaded = Shard(spec(shard.spec.shard, 2))
         load_shard(loaded, CheckpointFolder(tmp_path).newest())
         assert loaded.checksum() == shard.checksum()
-
-
-def tensors(shard: Shard) -> dict[str, Any]:
-    from gbactl.checkpoint.restore import arrays_of
-
-    return arrays_of(shard)
 
 
 def test_rows_that_were_never_saved_are_as_they_began(tmp_path: Path) -> None:
@@ -400,8 +394,10 @@ def test_a_name_is_given_to_what_is_on_the_disk(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
     folder = CheckpointFolder(tmp_path / "checkpoints")
-    write_tensors(folder.begin(1) / "S0.safetensors", tensors(shard), {})
-    assert Publication(folder, made, {"dense.step": TENSORS["step"]}, 1, inline=True).error == ""
+    write_tensors(folder.begin(1) / "S0.safetensors", shard.rows.arrays, {})
+    publication = Publication(folder, made, {"dense.step": TENSORS["step"]}, 1)
+    publication.wait()
+    assert publication.error == ""
     expected: list[tuple[str, str]] = []
     for name in ("S0.safetensors", "dense.safetensors", "manifest.json"):
         expected += [("on the disk", f".{name}.partial"), ("named", name), ("on the disk", "cut-000001")]

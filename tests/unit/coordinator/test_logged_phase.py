@@ -219,7 +219,7 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     again.finish(rng)
 
     ledger = again.policy.ledger
-    assert ledger.read == again.policy.phase.samples and again.training.finished.ledger.finished == ledger.finished
+    assert ledger.read == again.policy.phase.samples and again.phase.finished.ledger.finished == ledger.finished
     settled = Counter[int]()
     records = list(event_log.read(path))[1:]
     for record in records:

@@ -109,7 +109,7 @@ def test_who_takes_a_dead_workers_place_waits_until_it_is_admitted() -> None:
     assert isinstance(successor.sent[0], ShardAddresses) and members.channels_of("worker") == {}
     with pytest.raises(WireError):
         come(members, "worker", 0, 1)  # of the same epoch
-    assert members.admit("worker", 0) is successor and members.channels_of("worker") == {0: successor}
+    assert members.admit("worker", 0).channel is successor and members.channels_of("worker") == {0: successor}
     assert not members.successors
 
 
@@ -127,7 +127,7 @@ def test_a_server_in_the_place_of_one_that_is_gone() -> None:
     assert joining.sent == [], "not before all servers are there"
     second = Recorder("server", 0, 1)
     members.hello(second, Hello("server", 0, "127.0.0.1:8000"))
-    assert members.is_successor(second, "server", 0) and not members.is_successor(other, "server", 1)
+    assert members.successor(second, "server", 0) and not members.successor(other, "server", 1)
     assert members.channels_of("server") == {1: other}
     members.admit("server", 0)
     members.authentic(second, "server", 0)

@@ -38,9 +38,9 @@ class Workers:
         assert self.migration.moving, "losses are borne meanwhile"
         self.asked.append(message)
 
-    def move(self, *way: str) -> bool:
+    def move(self, to: str, source: str) -> bool:
         """Drive the move as the coordinator's loop does."""
-        flow, held = self.migration.migrate(*way), None
+        flow, held = self.migration.migrate(to, source), None
         while True:
             try:
                 until = next(flow) if held is None else flow.send(held)
@@ -61,13 +61,13 @@ class Workers:
 
 def test_everybody_takes_them_over() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2))
-    assert workers.move("workers")
+    assert workers.move("workers", "servers")
     assert workers.asked == [MoveDense("workers", -1, 1)] and not workers.migration.moving
 
 
 def test_one_gives_them_to_the_servers() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2))
-    assert workers.move("servers")
+    assert workers.move("servers", "workers")
     assert workers.asked == [MoveDense("servers", 0, 1)]
 
 
@@ -83,7 +83,7 @@ def test_a_worker_dies_on_the_way_to_the_workers() -> None:
         w.answer(2)
 
     workers = Workers(first, second)
-    assert not workers.move("workers")
+    assert not workers.move("workers", "servers")
     assert not workers.script
 
 
@@ -93,7 +93,7 @@ def test_the_giver_dies_and_the_next_one_gives() -> None:
         w.die(0)
 
     workers = Workers(first, lambda w: w.die(1), lambda w: w.answer(2))
-    assert workers.move("servers")
+    assert workers.move("servers", "workers")
     assert [message.giver for message in workers.asked] == [0, 1, 2]
 
 
@@ -104,7 +104,7 @@ def test_a_giver_that_dies_after_it_gave_needs_nobody() -> None:
         w.answer(1, 2)
 
     workers = Workers(first)
-    assert workers.move("servers")
+    assert workers.move("servers", "workers")
     assert len(workers.asked) == 1
 
 
@@ -114,14 +114,14 @@ def test_another_than_the_giver_dies() -> None:
         w.answer(0, 1)
 
     workers = Workers(first)
-    assert workers.move("servers") and len(workers.asked) == 1
+    assert workers.move("servers", "workers") and len(workers.asked) == 1
 
 
 @pytest.mark.parametrize("home", ["servers", "workers"])
 def test_who_does_not_answer_is_named(home: str) -> None:
     workers = Workers(lambda w: w.answer(0, 2))
     with pytest.raises(ClusterError, match=rf"^W1 did not answer when .* to the {home}"):
-        workers.move(home)
+        workers.move(home, "workers" if home == "servers" else "servers")
     assert not workers.migration.moving
 
 

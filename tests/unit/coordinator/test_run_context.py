@@ -21,7 +21,7 @@ def put(evaluation: Evaluation, batch: int, values: np.ndarray, samples: int | N
 
 @given(st.integers(1, 100), st.integers(1, 30), st.randoms(use_true_random=False))
 def test_predictions_do_not_depend_on_who_computes_them_or_when(samples: int, batch: int, order: object) -> None:
-    evaluation = Evaluation(samples, batch, 0)
+    evaluation = Evaluation(samples, batch)
     handed = []
     while (got := evaluation.next_batch(0)) is not None:
         handed.append(got)
@@ -37,7 +37,7 @@ def test_predictions_do_not_depend_on_who_computes_them_or_when(samples: int, ba
 def test_the_metrics_are_those_of_all_predictions() -> None:
     labels = np.array([0, 1, 1, 0, 1], np.uint8)
     values = np.array([0.1, 0.8, 0.7, 0.6, 0.65], np.float32)
-    evaluation = Evaluation(5, 2, 0)
+    evaluation = Evaluation(5, 2)
     for batch in range(3):
         put(evaluation, batch, values[2 * batch : 2 * batch + 2])
     assert evaluation.metrics(labels) == evaluate(labels, values)
@@ -58,7 +58,7 @@ def test_the_metrics_are_those_of_all_predictions() -> None:
     ],
 )
 def test_predictions_that_do_not_fit(batch: int, count: int, samples: int | None) -> None:
-    evaluation = Evaluation(10, 4, 0)
+    evaluation = Evaluation(10, 4)
     with pytest.raises(WireError):
         put(evaluation, batch, np.zeros(count), samples)
     assert evaluation.missing == 10
@@ -66,7 +66,7 @@ def test_predictions_that_do_not_fit(batch: int, count: int, samples: int | None
 
 
 def test_predictions_that_come_twice_count_once() -> None:
-    evaluation = Evaluation(10, 5, 0)
+    evaluation = Evaluation(10, 5)
     put(evaluation, 0, np.full(5, 0.25))
     with pytest.raises(WireError, match="twice"):
         put(evaluation, 0, np.full(5, 0.5))
@@ -75,14 +75,14 @@ def test_predictions_that_come_twice_count_once() -> None:
 
 
 def test_predictions_that_are_no_numbers_are_told_as_divergence() -> None:
-    evaluation = Evaluation(2, 2, 0)
+    evaluation = Evaluation(2, 2)
     put(evaluation, 0, np.array([0.5, np.nan]))
     with pytest.raises(DivergedError, match=r"diverged.*type a smaller optim\.lr"):
         evaluation.metrics(np.array([0, 1], np.uint8))
 
 
 def test_what_a_dead_worker_had_is_evaluated_by_another() -> None:
-    evaluation = Evaluation(10, 4, 0)
+    evaluation = Evaluation(10, 4)
     assert [evaluation.next_batch(worker) for worker in (0, 1, 1)] == [(0, 0, 4), (1, 4, 4), (2, 8, 2)]
     put(evaluation, 1, np.zeros(4, np.float32))
     evaluation.requeue(1)

@@ -146,15 +146,10 @@ def test_what_a_real_delay_does_is_what_is_observed() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    class Batch:
-        seconds, slowdown = 0.02, 1.0
-
     for index in range(4):
         delay = WorkerSlowdown(made.plan, index, lambda: now[0], sleep)
         for _ in range(300):
-            batch = Batch()
-            delay.slow_down(batch)
-            made.add(index, batch.seconds, batch.slowdown, 512)
+            made.add(index, *delay.slow_down(0.02), 512)
     assert worker(made)["error"] == pytest.approx(0.0, abs=1e-6)
     assert worker(made)["injected"] == pytest.approx(2.0, rel=0.15)
 

@@ -19,7 +19,7 @@ THREE = {"kind": "constant", "factor": 3, "servers": [0]}
 
 @dataclass
 class Batch:
-    """What the worker hands over."""
+    """What becomes of a batch."""
 
     seconds: float
     slowdown: float = 1.0
@@ -39,9 +39,7 @@ class World:
     def batch(self, seconds: float, usual: float = 0.0) -> Batch:
         """A batch is computed and stretched."""
         self.now += seconds
-        made = Batch(seconds)
-        self.delay.slow_down(made, usual)
-        return made
+        return Batch(*self.delay.slow_down(seconds, usual))
 
 
 def test_a_batch_takes_the_factor_times_as_long() -> None:

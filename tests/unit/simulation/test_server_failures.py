@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.checkpoint.costs_and_interval import PARTIAL
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.restore import arrays_of, load_shard
+from gbactl.checkpoint.restore import load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.data.dataset import open_dataset
@@ -165,7 +165,7 @@ def test_the_lost_shard_alone_goes_back(
 
 
 def contents(shard: Shard) -> dict[str, Any]:
-    found = {name: array.copy() for name, array in arrays_of(shard).items()}
+    found = {name: array.copy() for name, array in shard.rows.arrays.items()}
     if shard.dense is not None:
         found |= {f"dense.{name}": array.copy() for name, array in shard.dense_state().items()}
     return found

@@ -87,8 +87,22 @@ def synthetic(cells: Sequence[Done]) -> str:
     return markdown(heads, rows, *notes, STUDY.origin("synthetic").strip())
 
 
+def rates(cells: Sequence[Done]) -> str:
+    """Table of the models in sync by learning rate: AUC, bold where it is the highest of a model."""
+    values = sorted({cell.options["optim.lr"] for cell in cells}, key=float)
+    rows = []
+    for name in PUBLISHED:
+        found = {cell.options["optim.lr"]: float(cell.result["auc"]) for cell in of_model(cells, name)}
+        if found:
+            best = max(found, key=found.__getitem__)
+            marks = {rate: "**" if rate == best else "" for rate in found}
+            rows.append([f"`{name}`", *(f"{marks[r]}{found[r]:.5f}{marks[r]}" if r in found else "-" for r in values)])
+    heads = ["model", *(f"learning rate {rate}" for rate in values)]
+    return markdown(heads, rows, "Bold: the highest AUC of a model.", STUDY.origin("rates").strip())
+
+
 def main() -> None:
     """Write results.md."""
-    tables = {"frappe": frappe, "synthetic": synthetic}
+    tables = {"frappe": frappe, "synthetic": synthetic, "rates": rates}
     found = {name: STUDY.found(name) for name in tables}
     STUDY.write(*(f"## {name.capitalize()}\n\n{tables[name](cells)}" for name, cells in found.items() if cells))

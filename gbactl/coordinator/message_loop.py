@@ -49,6 +49,7 @@ from gbactl.wire.messages import (
     WorkerState,
     decode,
 )
+from gbactl.wire.times_and_traffic import NodeTimes
 
 PROGRESS_SECONDS = 0.5  # longest time between two reports of progress
 PROGRESS_POINTS = 50  # reports of progress per phase at least, where it has so many steps
@@ -132,7 +133,11 @@ class Coordinator:
         while not condition():
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
             for channel, frame in self.hub.poll(self.core.workers.shorten_wait(max(0.0, left))):
+                began = self.hub.now()
                 self._handle(channel, frame)
+                if (trace := NodeTimes.trace) is not None:
+                    trace.add_interval("messages", began, self.hub.now())
+                    trace.step(self.context.step_now)
             self.core.poll()
             if self.context.training is not None and self._progress_due(self.context.training):
                 self.context.send_progress()

@@ -191,8 +191,7 @@ def _run_role(boot: StartupDocument) -> None:
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
     run = role_setup.run_coordinator if boot.role == "coordinator" else role_setup.run_node
-    if boot.role != "coordinator":
-        NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name, os.getpid())
+    NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name, os.getpid())
     try:
         run(boot)
     except PeerGoneError as error:

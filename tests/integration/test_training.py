@@ -56,7 +56,8 @@ def traced(run_dir: Path, result: dict[str, Any]) -> None:
     events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     names = {each["pid"]: each["args"]["name"] for each in events if each["ph"] == "M"}
     slices = [each for each in events if each["ph"] == "X"]
-    assert {names[each["pid"]] for each in slices} == set(result["time"]["processes"]) == set(names.values())
+    processes = {*result["time"]["processes"], "C"}  # C: the coordinator
+    assert {names[each["pid"]] for each in slices} == processes == set(names.values())
     steps = [int(each["name"].removeprefix("step ")) for each in events if each["ph"] == "i"]
     assert steps and max(steps) <= min(steps) + 201
     open_until: dict[int, list[float]] = {}

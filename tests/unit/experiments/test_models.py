@@ -25,7 +25,8 @@ def scripts() -> dict[str, ModuleType]:
 
 
 def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> None:
-    for part in scripts["study"].read_study(FOLDER / "sweep.yaml", "default"):
+    frappe, synthetic, rates = scripts["study"].read_study(FOLDER / "sweep.yaml", "default")
+    for part in (frappe, synthetic):
         cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]
         found = {(cell["model"], cell["mode"], cell["seed"]) for cell in cells}
         names, modes, seeds = (set(each) for each in zip(*found, strict=True))
@@ -33,6 +34,9 @@ def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> N
         assert names == set(scripts["write_models"].PUBLISHED) == set(options("model")) - OF_HISTORIES
         for name in names:
             compose(list(next(cell.overrides for cell in part.cells if f"model={name}" in cell.overrides)))
+    cells = [scripts["study_results"].options(cell.overrides) for cell in rates.cells]
+    assert {cell["model"] for cell in cells} == names and {cell["mode"] for cell in cells} == {"sync"}
+    assert not {cell["seed"] for cell in cells} & seeds, "a rate is not chosen on the seeds that compare the modes"
 
 
 def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) -> None:
@@ -49,3 +53,14 @@ def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) ->
     assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - | - |" in low
     assert "| `dcnv2` | 2 | 0.98402 | +0.0" not in low
     assert "| **+0.00000 +-0.00000** | - | - |" in scripts["write_models"].synthetic(cells)
+
+
+def test_the_table_of_rates_marks_the_best_of_each_model(scripts: Any) -> None:
+    done = scripts["study_results"].Done
+    cells = [
+        done({"model": model, "optim.lr": rate, "seed": "0"}, {"auc": auc}, Path())
+        for model, rate, auc in [("dlrm", "0.004", 0.79), ("dlrm", "0.0005", 0.78), ("deepfm", "0.0005", 0.8)]
+    ]
+    lines = scripts["write_models"].rates(cells).splitlines()
+    assert lines[0] == "| model | learning rate 0.0005 | learning rate 0.004 |"
+    assert lines[2:4] == ["| `deepfm` | **0.80000** | - |", "| `dlrm` | 0.78000 | **0.79000** |"]

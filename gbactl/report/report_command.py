@@ -24,7 +24,7 @@ from gbactl.report.compare import Report, compare, last_round
 from gbactl.report.configuration_differences import shown_value_of, value_of
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
-from gbactl.report.render import answer, markdown, on_terminal, render, sentences, stderr_sentences, text
+from gbactl.report.render import answer, for_stdout, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, failure_metrics, metrics_of
@@ -89,9 +89,9 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         title = ", ".join(run.name for run in runs) if options.runs else f"gbactl: {', '.join(options.experiments)}"
         out(page(made, curves, runs, title).rstrip("\n"))
     else:
-        out(render(made, options.form, *on_terminal()).rstrip("\n"))
+        out(for_stdout(render(made, options.form, *on_terminal()).rstrip("\n")))
     for sentence in stderr_sentences(made, options.form):
-        aside(sentence)
+        aside(for_stdout(sentence))
     for written in drawn:
         aside(f"wrote {written}")
     if missing:
@@ -237,7 +237,7 @@ def sweep_table(uri: str, run_id: str) -> str:
 
     Raises TrackingError."""
     _, made = _of_children(uri, run_id)
-    return "" if made is None else text(made, *on_terminal())
+    return "" if made is None else for_stdout(text(made, *on_terminal()))
 
 
 def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:

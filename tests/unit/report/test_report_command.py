@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gbactl.errors import UsageError
 from gbactl.report.compare import compare
-from gbactl.report.report_command import conditions, run_at, selected, sweep_table
+from gbactl.report.report_command import ReportOptions, conditions, report, run_at, selected, sweep_table
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import PARENT, Run
 from gbactl.tracking.run_description import MODE_TAG
@@ -36,7 +37,13 @@ def test_a_sweep_from_a_base_compares_the_last_round(monkeypatch: pytest.MonkeyP
     assert "All columns are of day 10 alone." in table and "0.75000" in table
 
 
-def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path) -> None:
+OPTIONS = ReportOptions(
+    runs=(), uri=None, experiments=(), where=(), last=None, sweep=None, by=None, baseline=None, on="auc", margin=None,
+    round=None, time_to_auc=None, metrics=(), form="table", plots=None, log=False,
+)  # fmt: skip
+
+
+def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [tmp_path / f"{mode}-s{seed}" for mode in ("sync", "gba") for seed in (1, 2)]
     for folder in folders:
         folder.mkdir()
@@ -48,6 +55,10 @@ def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path) -> Non
     found = [run_at(folder)[0] for folder in folders]
     assert [(each.key, each.n) for each in compare(found).groups] == [(("sync",), 2), (("gba",), 2)]
     assert found[0].tags["who"] == "me" and found[0].params["mode"] == "sync"
+    said = list[str]()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    report(replace(OPTIONS, runs=folders), said.append, said.append, said.append)
+    assert "+-0.00707" in said[0] and said[0].isascii()
     (folders[0] / "config.yaml").write_text("")
     with pytest.raises(UsageError, match=r"sync-s1 cannot be read"):
         run_at(folders[0])

@@ -41,7 +41,7 @@ from gbactl.report.paired_statistics import (
     why_alone,
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
-from gbactl.tracking.final_metrics import DAYS_TAG, plain_name
+from gbactl.tracking.final_metrics import DAYS_TAG, SLOW_WORKER, plain_name
 from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"
@@ -143,7 +143,7 @@ def compare(
         group, difference, said = _group(line, _reference(line, lines, chosen), columns, free, scale)
         groups.append(group)
         judged.append(difference)
-        notes += [f"{name_of(line.key)}: {note}" for note in said]
+        notes += [f"{name_of(line.key)}: {note}" for note in said] + _slow_worker(line)
         slowed += slowdowns(line.key, line.runs)
         failed += failures(line.key, line.runs)
     alone = [] if label is None else [f"All columns are of {label} alone."]
@@ -374,6 +374,12 @@ def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, free:
         partners = f"{len(pairs.theirs)} of {len(reference.runs)} runs of {', '.join((name, *own))}"
         said.append(f"compared with {partners}, whose {compared.title} is {compared.write(mean)}.")
     return said
+
+
+def _slow_worker(line: Line) -> list[str]:
+    """Describe the slow worker of a line's first run that has one."""
+    slow = [run for run in line.runs if SLOW_WORKER in run.tags]
+    return [f"{name_of(line.key)}, seed {run.seed}: {run.tags[SLOW_WORKER]}." for run in slow[:1]]
 
 
 def _evaluated(runs: Sequence[Run]) -> list[str]:

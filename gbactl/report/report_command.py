@@ -22,12 +22,13 @@ from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
 from gbactl.report.configuration_differences import shown_value_of, value_of
+from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
 from gbactl.report.render import answer, for_stdout, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, failure_metrics, metrics_of
+from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
     Run,
@@ -139,6 +140,7 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     tags = {**own, MODE_TAG: str(result["mode"]), COMMAND: str(result.get("command") or "")}
     tags |= {DAYS_TAG: "rows"} if result.get("days_by_rows") else {}
     tags |= {ORIGIN: str(result["origin"])} if result.get("origin") else {}
+    tags |= {SLOW_WORKER: slow} if (slow := slow_sentence(result.get("time") or {})) else {}
     run_id = str(result.get("run_id") or path.name)
     return Run(run_id, path.name, result["status"], began, params_of(config), metrics, tags), result
 

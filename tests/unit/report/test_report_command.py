@@ -50,6 +50,8 @@ def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path, monkey
         mode, _, seed = folder.name.partition("-s")
         config = {"mode": {"name": mode}, "seed": int(seed), "resume": f"runs/base-s{seed}/checkpoints/step-9"}
         result = {"status": "FINISHED", "mode": mode, "auc": 0.7 + int(seed) / 100, "origin": "abc@step9"}
+        times = {name: {"compute": seconds, "batches": 1} for name, seconds in (("W0", 1.0), ("W1", 4.0), ("W2", 1.0))}
+        result["time"] = {"processes": times}
         (folder / "config.yaml").write_text(json.dumps({**config, "tracking": {"tags": {"who": "me"}}}))
         (folder / "result.json").write_text(json.dumps(result))
     found = [run_at(folder)[0] for folder in folders]
@@ -58,7 +60,11 @@ def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path, monkey
     said = list[str]()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     report(replace(OPTIONS, runs=folders), said.append, said.append, said.append)
-    assert "+-0.00707" in said[0] and said[0].isascii()
+    assert (
+        "gba, seed 1: W1's compute takes 4.0 times the median." in said[0]
+        and "+-0.00707" in said[0]
+        and said[0].isascii()
+    )
     (folders[0] / "config.yaml").write_text("")
     with pytest.raises(UsageError, match=r"sync-s1 cannot be read"):
         run_at(folders[0])

@@ -202,7 +202,7 @@ def _times(found: ModeComparison) -> str:
 def _difference(found: ModeComparison) -> str:
     difference = found.group.difference
     assert difference is not None
-    half = "" if difference.half is None else f" +-{AUC.write(difference.half)}"
+    half = "" if difference.half is None else f" ±{AUC.write(difference.half)}"
     return f"{AUC.write(difference.mean)}{half}"
 
 

@@ -41,7 +41,7 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, defaults_of
 from gbactl.launch.progress import ProgressDisplay, unit_of
 from gbactl.policies.policy import names
-from gbactl.report.render import markdown, on_terminal, render
+from gbactl.report.render import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.final_metrics import metrics_of, tags_of
 from gbactl.tracking.mlflow_connection import COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
@@ -278,8 +278,8 @@ class Advising:
         if self.options.form == "json":
             self.out(json.dumps(result))
             return
-        self.out(render(found.report, self.options.form, *on_terminal()).rstrip("\n"))
-        self.out(f"\n{words}")
+        self.out(for_stdout(render(found.report, self.options.form, *on_terminal()).rstrip("\n")))
+        self.out(for_stdout(f"\n{words}"))
 
     # -- MLflow -------------------------------------------------------------------------------------
 

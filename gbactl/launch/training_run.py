@@ -62,6 +62,7 @@ from gbactl.tracking.final_metrics import (
     DAYS_TAG,
     ORIGIN,
     ORIGIN_RUN,
+    SLOW_WORKER,
     failed_in_short,
     failure_metrics,
     metrics_of,
@@ -625,6 +626,8 @@ class LaunchedRun:
             self._log_model(result)
             if result.get("recovery"):
                 self.tracked.tag({"gbactl.failures": failed_in_short(result)})
+            if slow := slow_sentence(result.get("time") or {}):
+                self.tracked.tag({SLOW_WORKER: slow})
             if result.get("warnings"):
                 self.tracked.tag({"gbactl.warnings": " ".join(result["warnings"])})
         self.tracked.tag({NOTE: self._note(result)})

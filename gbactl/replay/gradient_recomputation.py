@@ -205,28 +205,21 @@ class CapturedValues:
     """Parameters that a phase's gradients were computed from, copied when the replayed shards reach that version."""
 
     def __init__(
-        self,
-        gradients: GradientRecomputer,
-        shards: list[Shard],
-        pulls: PulledVersions,
-        version: int,
-        replica: Floats | None = None,
+        self, gradients: GradientRecomputer, shards: list[Shard], pulls: PulledVersions, replica: Floats | None
     ) -> None:
         """Capture rows from `shards`, and dense values from `replica` if given, since the shards then hold none."""
         self.gradients, self.shards, self.pulls, self.replica = gradients, shards, pulls, replica
-        self.version = version
         self._held: dict[int, BatchInProgress] = {}
         self._dense: dict[int, Floats] = {}
         self._computed: set[int] = set()  # batches computed at the current version
 
     def leave(self) -> None:
         """Before the shards take a step, copy the current values that gradients computed later were based on."""
-        for shard, dense, batch in self.pulls.pulls_at(self.version):
+        for shard, dense, batch in self.pulls.pulls_at(self.shards[0].version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)
         self._dense.clear()
         self._computed.clear()
-        self.version += 1
 
     def gradient(self, record: AnnounceRecord) -> list[GradientSlice]:
         """Compute an announced batch's gradient slices from its pulled values."""

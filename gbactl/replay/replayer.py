@@ -111,7 +111,7 @@ class Replayer:
         self._phase, self._logged = phase, LoggedPhase(training)
         self.replica.move(cfg.home)
         dense = self.replica.block.value if cfg.home == "workers" else None
-        self._captures = CapturedValues(self.gradients, self.shards, phase.pulls, self.step, dense)
+        self._captures = CapturedValues(self.gradients, self.shards, phase.pulls, dense)
         self.gradients.begin(begin)
 
     def _check(self, phase: PhaseRecord) -> None:

@@ -84,7 +84,7 @@ def cell(column: Column, stats: Mapping[str, Stat | None], mark: str = "") -> Ce
     only = found[0]
     if only is None:
         return Cell(MISSING)
-    return Cell(column.write(only.mean) + mark, "" if only.sd is None else f"+-{column.write(only.sd)}")
+    return Cell(column.write(only.mean) + mark, "" if only.sd is None else f"±{column.write(only.sd)}")
 
 
 def _short(value: float) -> str:
@@ -95,7 +95,7 @@ def difference_cell(column: Column, difference: Difference | None) -> Cell:
     """Make the cell of a group's mean difference to the baseline, with half the width of its confidence interval."""
     if difference is None:
         return Cell(MISSING)
-    spread = "" if difference.half is None else f"+-{column.write(difference.half)}"
+    spread = "" if difference.half is None else f"±{column.write(difference.half)}"
     sign = "-" if difference.mean < 0 else "+"
     return Cell(f"{sign}{column.write(abs(difference.mean))}", spread)
 
@@ -104,4 +104,4 @@ def ratio_cell(ratio: Difference | None) -> Cell:
     """Make the cell of a group's mean throughput ratio to the baseline, with half the width of its interval."""
     if ratio is None:
         return Cell(MISSING)
-    return Cell(f"{ratio.mean:.2f}", "" if ratio.half is None else f"+-{ratio.half:.2f}")
+    return Cell(f"{ratio.mean:.2f}", "" if ratio.half is None else f"±{ratio.half:.2f}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gbactl.checked_dataclasses import did_you_mean
 from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import UsageError
 from gbactl.policies.policy import names
@@ -19,6 +20,7 @@ from gbactl.report.configuration_differences import (
     differing,
     is_modelled,
     mixed,
+    shown_value_of,
     value_of,
 )
 from gbactl.report.equivalence_tests import Scale, Verdict, scale_of, verdicts
@@ -39,7 +41,7 @@ from gbactl.report.paired_statistics import (
     why_alone,
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
-from gbactl.tracking.final_metrics import DAYS_TAG, plain_name
+from gbactl.tracking.final_metrics import DAYS_TAG, SLOW_WORKER, plain_name
 from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"
@@ -131,6 +133,7 @@ def compare(
     on, runs = plain_name(on), runs if label is None else _of_round(runs, label)
     usable, left_out = _usable([_completed(run) for run in runs], on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
+    _check_metrics(usable, metrics)
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
     free, varied = free_keys(("mode",) if by is None else keys, {line.key: line.runs for line in lines})
     scale = scale_of(columns[0], margin)
@@ -140,7 +143,7 @@ def compare(
         group, difference, said = _group(line, _reference(line, lines, chosen), columns, free, scale)
         groups.append(group)
         judged.append(difference)
-        notes += [f"{name_of(line.key)}: {note}" for note in said]
+        notes += [f"{name_of(line.key)}: {note}" for note in said] + _slow_worker(line)
         slowed += slowdowns(line.key, line.runs)
         failed += failures(line.key, line.runs)
     alone = [] if label is None else [f"All columns are of {label} alone."]
@@ -222,7 +225,7 @@ def _lines_by(runs: Sequence[Run], by: Sequence[str]) -> tuple[Key, list[Line]]:
 
 
 def _values(run: Run, keys: Key) -> Key:
-    return tuple(value_of(run, key) for key in keys)
+    return tuple(shown_value_of(run, key) for key in keys)
 
 
 def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, ...]:
@@ -307,6 +310,15 @@ def _check_keys(runs: Sequence[Run], keys: Key) -> None:
             raise UsageError(f"No run has the {what}; type --by with some of: {', '.join(known)}")
 
 
+def _check_metrics(runs: Sequence[Run], metrics: Sequence[str]) -> None:
+    known = {name for run in runs for name in run.metrics}
+    for metric in metrics:
+        if runs and plain_name(metric) not in known:
+            families = sorted({name.partition("/")[0] for name in known})
+            meant = did_you_mean(metric, families) or f"Type --metric with some of: {', '.join(families)}"
+            raise UsageError(f"No run has the metric {metric}. {meant}")
+
+
 def _baseline(lines: Sequence[Line], wanted: str | None) -> str | None:
     firsts = sorted({line.key[0] for line in lines})
     if wanted is not None and wanted not in firsts and lines:
@@ -362,6 +374,12 @@ def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, free:
         partners = f"{len(pairs.theirs)} of {len(reference.runs)} runs of {', '.join((name, *own))}"
         said.append(f"compared with {partners}, whose {compared.title} is {compared.write(mean)}.")
     return said
+
+
+def _slow_worker(line: Line) -> list[str]:
+    """Describe the slow worker of a line's first run that has one."""
+    slow = [run for run in line.runs if SLOW_WORKER in run.tags]
+    return [f"{name_of(line.key)}, seed {run.seed}: {run.tags[SLOW_WORKER]}." for run in slow[:1]]
 
 
 def _evaluated(runs: Sequence[Run]) -> list[str]:

@@ -55,6 +55,11 @@ def value_of(run: Run, key: str) -> str:
     return run.tags.get(MODE_TAG) or from_listed(run.tags.get("gbactl.phases", own))
 
 
+def shown_value_of(run: Run, key: str) -> str:
+    """Return a run's value of a parameter or tag as reports show it: a structure by its name."""
+    return short(value_of(run, key))
+
+
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
     """Copy a mapping without the keys in `listed` and without keys that begin with an entry ending in a dot."""
     exact = frozenset(listed)

@@ -91,7 +91,7 @@ def p_of(difference: Difference) -> float:
 
 
 def p_same_of(difference: Difference, margin: float) -> float:
-    """Compute the p value of the TOST that the true difference lies within +-margin; needs two pairs."""
+    """Compute the p value of the TOST that the true difference lies within ±margin; needs two pairs."""
     return _upper(margin - abs(difference.mean), difference)
 
 
@@ -165,7 +165,7 @@ def verdicts(differences: Sequence[Difference | None], scale: Scale, baseline: s
 
 
 def _verdict(difference: Difference, scale: Scale, baseline: str, p: float, p_holm: float, lines: int) -> Verdict:
-    half, title = f"+-{scale.write(difference.half or 0.0)}", scale.column.title
+    half, title = f"±{scale.write(difference.half or 0.0)}", scale.column.title
     found = f"{title} {scale.write(difference.mean, '+')} {half}"
     p_same = None if scale.margin is None else p_same_of(difference, scale.margin)
     if p_same is not None and p_same <= LEVEL:

@@ -46,8 +46,8 @@ def page(
     drawn = _drawn(report, curves)
     tables = grids(report)
     found: str = env.get_template("report.html.j2").render(
-        title=title, answer=_signed(answer(report)), report=report, groups=list(drawn), colours=charts.COLOURS,
-        table=_table(report, tables.pop("Comparison")), sentences=list(map(_signed, sentences(report))),
+        title=title, answer=answer(report), report=report, groups=list(drawn), colours=charts.COLOURS,
+        table=_table(report, tables.pop("Comparison")), sentences=sentences(report),
         tables=[{"title": title, **_plain(table)} for title, table in tables.items()],
         charts=[_figures(report, drawn), _strips(drawn), _phases(drawn)],
         config={**charts.CONFIG, "legend": {"disable": True}},  # the page has one for all charts
@@ -80,10 +80,6 @@ def write_figures(report: Report, curves: Mapping[Key, Sequence[Curves]], folder
     return written
 
 
-def _signed(text: str) -> str:
-    return text.replace("+-", "±")
-
-
 # -- the table ----------------------------------------------------------------------------------------------
 
 
@@ -96,7 +92,7 @@ def _table(report: Report, columns: Sequence[Any]) -> dict[str, Any]:
     rows = []
     for place, group in enumerate(report.groups):
         cells = [
-            {"value": column.cells[place].value, "spread": _signed(column.cells[place].spread),
+            {"value": column.cells[place].value, "spread": column.cells[place].spread,
              "key": column.key, "interval": intervals.get(column.title, {}).get(place)}
             for column in columns
         ]  # fmt: skip
@@ -133,7 +129,7 @@ def _verdict(group: Group) -> tuple[str, str, str]:
 
 def _plain(columns: Sequence[Any]) -> dict[str, Any]:
     rows = zip(*(column.cells for column in columns), strict=True)
-    text = [[(_signed(cell.line), column.key) for cell, column in zip(row, columns, strict=True)] for row in rows]
+    text = [[(cell.line, column.key) for cell, column in zip(row, columns, strict=True)] for row in rows]
     return {"headings": [(column.title, column.key) for column in columns], "rows": text}
 
 

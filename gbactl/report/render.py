@@ -185,10 +185,10 @@ def sentences(report: Report) -> list[str]:
     """Write the sentences below the table: how to read it, warnings, and which runs were left out and why."""
     said = []
     if any(group.n > 1 for group in report.groups):
-        said.append("+-: standard deviation over the seeds of a line.")
+        said.append("±: standard deviation over the seeds of a line.")
     if any(group.difference for group in report.groups):
         said.append(
-            f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; +- is half of a 95 % t "
+            f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; ± is half of a 95 % t "
             f"interval over pairs of the same seed and otherwise the same configuration{_but_for(report)}."
         )
     if any(group.rate for group in report.groups):
@@ -283,6 +283,15 @@ def on_terminal() -> tuple[int, bool]:
     return max(80, shutil.get_terminal_size().columns) if terminal else 80, terminal
 
 
+def for_stdout(text: str) -> str:
+    """Replace each ± by +- where the encoding of standard output has none."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return text.replace("  ±", " +-").replace("±", "+-")  # a column of a table has a gap before it
+    return text
+
+
 def stderr_sentences(report: Report, form: str) -> list[str]:
     """Return the report's sentences that a format cannot include, to be printed on stderr."""
     return sentences(report) if form == "csv" else []
@@ -295,7 +304,10 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    console = Console(file=out, width=1000, force_terminal=colour, no_color=not colour, highlight=False)
+    # in a notebook, Rich displays what it prints, unless force_jupyter is False
+    console = Console(
+        file=out, width=1000, force_terminal=colour, force_jupyter=False, no_color=not colour, highlight=False
+    )
     for columns in grids(report).values():
         for block in _blocks(columns, width):
             console.print(_table(block))
@@ -305,8 +317,7 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
         lines = [line.replace("\u2500", "-") for line in lines]
     for sentence in sentences(report):
         lines += textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
-    lines_text = "\n".join(lines).strip("\n") + "\n"
-    return lines_text.replace("+-", "\u00b1") if colour else lines_text
+    return "\n".join(lines).strip("\n") + "\n"
 
 
 def _title(column: GridColumn) -> str:
@@ -364,8 +375,7 @@ def markdown(report: Report) -> str:
     blocks = [[f"**{answer(report)}**"], _pipes(first[1])]
     blocks += [[f"{title}:", "", *_pipes(columns)] for title, columns in more]
     said = [f"- {sentence}" for sentence in sentences(report)]
-    page = "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
-    return page.replace("+-", "\u00b1")
+    return "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
 
 
 def _pipes(columns: list[GridColumn]) -> list[str]:
@@ -394,7 +404,7 @@ def _tabular(columns: list[GridColumn]) -> list[str]:
 
 
 def _tex_line(row: list[str]) -> str:
-    cells = (_MINUS.sub("$-$", tex_escape(text).replace("+-", r"$\pm$")) for text in row)
+    cells = (_MINUS.sub("$-$", tex_escape(text).replace("±", r"$\pm$")) for text in row)
     return " & ".join(cells) + r" \\"
 
 

@@ -21,13 +21,14 @@ from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
-from gbactl.report.configuration_differences import value_of
+from gbactl.report.configuration_differences import shown_value_of, value_of
+from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
-from gbactl.report.render import answer, markdown, on_terminal, render, sentences, stderr_sentences, text
+from gbactl.report.render import answer, for_stdout, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, failure_metrics, metrics_of
+from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
     Run,
@@ -89,9 +90,9 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         title = ", ".join(run.name for run in runs) if options.runs else f"gbactl: {', '.join(options.experiments)}"
         out(page(made, curves, runs, title).rstrip("\n"))
     else:
-        out(render(made, options.form, *on_terminal()).rstrip("\n"))
+        out(for_stdout(render(made, options.form, *on_terminal()).rstrip("\n")))
     for sentence in stderr_sentences(made, options.form):
-        aside(sentence)
+        aside(for_stdout(sentence))
     for written in drawn:
         aside(f"wrote {written}")
     if missing:
@@ -139,6 +140,7 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     tags = {**own, MODE_TAG: str(result["mode"]), COMMAND: str(result.get("command") or "")}
     tags |= {DAYS_TAG: "rows"} if result.get("days_by_rows") else {}
     tags |= {ORIGIN: str(result["origin"])} if result.get("origin") else {}
+    tags |= {SLOW_WORKER: slow} if (slow := slow_sentence(result.get("time") or {})) else {}
     run_id = str(result.get("run_id") or path.name)
     return Run(run_id, path.name, result["status"], began, params_of(config), metrics, tags), result
 
@@ -237,7 +239,7 @@ def sweep_table(uri: str, run_id: str) -> str:
 
     Raises TrackingError."""
     _, made = _of_children(uri, run_id)
-    return "" if made is None else text(made, *on_terminal())
+    return "" if made is None else for_stdout(text(made, *on_terminal()))
 
 
 def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:
@@ -257,19 +259,19 @@ def _verdict_words(made: Report) -> dict[str, str]:
 
 LAST = "last"
 _MOST = 8
-_TYPED = re.compile(r"(?!(?:metrics?|attributes?|attr|run)\.)([A-Za-z_][\w.]*)=([^\s'\"=<>][^\s'\"<>]*)")
+_TYPED = re.compile(r"(?!(?:metrics?|attributes?|attr|run)\.)([A-Za-z_][\w.]*)=([^\s'\"=<>][^'\"]*)")
 
 
 class Condition(NamedTuple):
-    """Condition on a configuration key or tag (tags.NAME): it has one of the values."""
+    """Condition on a configuration key or tag (tags.NAME): it has one of the values, as configured or as shown."""
 
     key: str
     values: tuple[str, ...]
 
     def holds(self, run: Run) -> bool:
         """Return whether a run meets the condition; numbers are compared as numbers."""
-        own = value_of(run, self.key)
-        return any(_same(own, value) for value in (*self.values, ",".join(self.values)))
+        own = {value_of(run, self.key), shown_value_of(run, self.key)}
+        return any(_same(each, value) for each in own for value in (*self.values, ",".join(self.values)))
 
 
 def conditions(where: Sequence[str]) -> tuple[list[Condition], list[str]]:
@@ -310,7 +312,7 @@ def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
 
 def _none_with(condition: Condition, runs: Sequence[Run]) -> None:
     """Raise the UsageError for a condition that none of the runs meets."""
-    values = sorted({value_of(run, condition.key) for run in runs} - {"-"})
+    values = sorted({shown_value_of(run, condition.key) for run in runs} - {"-"})
     typed = f"{condition.key}={','.join(condition.values)}"
     if not values:
         meant = did_you_mean(condition.key, sorted({key for run in runs for key in run.params}))

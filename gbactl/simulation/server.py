@@ -30,12 +30,10 @@ from gbactl.wire.messages import (
     AddReplica,
     BeginPhase,
     DenseState,
-    DropSlice,
     EasgdUpdate,
     GetDense,
     OrderStep,
     Pull,
-    Push,
     PutDense,
     ReloadCheckpoint,
     ResetOptimizer,
@@ -72,7 +70,6 @@ class VirtualServer(Server):
         super().__init__(hub, channel, shard, norms_every, self._make_saver())
         self.times = ServerTimes(lambda: network.events.now)  # its kernels' time is what the cost model says
         self.process = SerialProcess(host.cores)
-        self._sizes: dict[int, tuple[int, int]] = {}
         self._charged_pull: Pull | None = None
         self._dense_copy: tuple[int, Floats] | None = None
         self._packed_state: tuple[int, Floats] | None = None
@@ -103,22 +100,16 @@ class VirtualServer(Server):
             if message.after <= self.shard.version:
                 self._charged_pull = message
                 seconds += self.cost.pull(message.rows, self._dense_floats(message))
-        elif isinstance(message, Push):
-            if message.phase == self.phase:
-                self._sizes[message.batch] = (message.rows, message.dense)
         elif isinstance(message, OrderStep):
-            members = [(self._sizes.pop(batch, (0, 0)), weight) for batch, weight in message.order.members]
-            live = [size for size, weight in members if weight > 0]
+            live = [self.shard.staged_slice(batch) for batch, weight in message.order.members if weight > 0]
             if live:  # no dense gradients, and no step, where workers or replicas hold the parameters
-                dense = max(dense for _, dense in live)
-                seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
+                dense = self.dense_size if any(part.dense is not None for part in live) else 0
+                seconds += self.cost.apply(sum(len(part.index) for part in live), len(live), dense)
         elif isinstance(message, EasgdUpdate):
             seconds += self.cost.elastic(self.dense_size)
         elif isinstance(message, (GetDense, PutDense, AddReplica)):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
-        elif isinstance(message, DropSlice):
-            self._sizes.pop(message.batch, None)
         return self._count_busy(seconds, seconds - self.cost.server_message)
 
     def _count_busy(self, busy: float, kernels: float) -> float:
@@ -130,7 +121,6 @@ class VirtualServer(Server):
 
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
         super()._begin_phase(channel, phase, frame)
-        self._sizes.clear()
         self._dense_copy = self._packed_state = None  # the dense slice may have been moved
 
     def _reset_optimizer(self, channel: Any, afresh: ResetOptimizer, frame: Frame) -> None:

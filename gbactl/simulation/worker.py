@@ -221,7 +221,6 @@ class VirtualWorker:
         self.coordinator, self.servers = coordinator, servers
         self.core = WorkerCore(self.index, len(servers))
         self.moves = DenseTransfers({shard: servers[shard] for shard in self.shared.compute.held})
-        self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
 
     def start(self, ahead: int) -> None:
         """Send the first requests for batches: one to compute and `ahead` to prefetch."""
@@ -270,7 +269,7 @@ class VirtualWorker:
             return
         message = frame.message
         if isinstance(message, Rows):
-            self._carry_out(self.core.rows(self._shard[id(channel)], message, frame))
+            self._carry_out(self.core.rows(channel.peer.index, message, frame))
         elif isinstance(message, Granted):
             self._granted(message)
         elif isinstance(message, Stop) or frame.kind == CLOSED:
@@ -278,11 +277,11 @@ class VirtualWorker:
         elif isinstance(message, CoordinatorMessage):
             self._on_coordinator_message(message)
         elif isinstance(message, EasgdCentre):
-            self.trainer.centre(self._shard[id(channel)], message, frame)
+            self.trainer.centre(channel.peer.index, message, frame)
         elif isinstance(message, SaveReplica):
             self.trainer.save(message)
         elif isinstance(message, (DenseState, Ack)):
-            self.moves.on_answer(self._shard[id(channel)], message, frame)
+            self.moves.on_answer(channel.peer.index, message, frame)
         elif isinstance(message, ShardRelocated):
             self.core.forget_dense(message.shard)
 

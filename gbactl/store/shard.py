@@ -164,6 +164,10 @@ class Shard:
         """Batches whose slices are staged and not yet applied, in order of arrival."""
         return tuple(self._staged)
 
+    def staged_slice(self, batch: int) -> GradientSlice:
+        """Return the staged slice of a batch. Raises KeyError if none is staged."""
+        return self._staged[batch]
+
     @property
     def reports(self) -> list[Any]:
         """Reports of the slices that are staged and not yet applied, in order of arrival."""

@@ -126,12 +126,14 @@ def short(value: str) -> str:
     A structure (fault plans, a switch schedule) is named by its entries, not shown."""
     if value[:2] == "[{":
         return _structure(value)
-    text = _plain(_parsed(value)) if value[:1] in ("[", "{") else value
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 8]}...{_hash(value)}"
+    parsed = _parsed(value) if value[:1] in ("[", "{") else value
+    text = _plain(parsed)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 8]}...{_hash(parsed)}"
 
 
-def _hash(value: str) -> str:
-    return hashlib.sha256(value.encode()).hexdigest()[:4]
+def _hash(value: Any) -> str:
+    """Hash a parsed value, so that the same value has the same hash however it was typed."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:4]
 
 
 def _parsed(value: str) -> Any:
@@ -150,7 +152,7 @@ def _structure(value: str) -> str:
     text = " + ".join(name for name, _ in named)
     text = text if len(text) <= LONGEST - 8 else f"{len(named)} entries"
     complete = all(whole for _, whole in named) and text[:1].isalpha()
-    return text if complete else f"{text} #{_hash(value)}".lstrip()
+    return text if complete else f"{text} #{_hash(entries)}".lstrip()
 
 
 def _entry(each: Any) -> tuple[str, bool]:

@@ -41,7 +41,9 @@ def test_the_cells_of_the_page_run_in_a_notebook(tmp_path: Path) -> None:
     book = client([*cells, "run.rounds['auc'].iloc[-1] == run.auc"], tmp_path).execute()  # type: ignore[attr-defined]
     train, compare, number, load, model, error, last = book.cells
     assert any("<progress" in form and "100 %" in form for form in shown(train, "text/html"))
-    (table,) = shown(compare, "text/markdown")
+    (output,) = compare.outputs
+    table, plain = output["data"]["text/markdown"], output["data"]["text/plain"]
+    assert "vs sync" in plain and "\nsync " in plain and "\ngba " in plain
     assert "| gba |" in table and "| sync |" in table and "vs sync" in table
     assert abs(float(shown(number, "text/plain")[0].split("(")[-1].rstrip(")"))) < 1
     assert any("logloss" not in text and "auc" in text for text in shown(load, "text/plain"))

@@ -53,7 +53,7 @@ def test_a_mode_is_not_named_whose_auc_is_undecided() -> None:
     found = advice(outcomes("gba", 2300, -0.0003, 0.005))
     assert (found.mode, found.beside) == ("sync", "")
     assert sentence(found, 4, 3, 200, 150) == (
-        "Stay with sync with 4 workers: gba has 2.3 times its rate, but its AUC may be worse (-0.00030 +-0.00049, "
+        "Stay with sync with 4 workers: gba has 2.3 times its rate, but its AUC may be worse (-0.00030 ±0.00049, "
         "about 7 seeds needed: --minutes 6 may tell)."
     )
 
@@ -63,7 +63,7 @@ def test_a_better_auc_does_not_count_where_a_mode_takes_more_steps() -> None:
     found = advice(ahead)
     assert (found.mode, found.for_mode("async").auc) == ("sync", "better")
     told = sentence(found, 4, 3, 200, 150)
-    assert "but its AUC is better only in a short training (0.01000 +-" in told and "for it takes more steps" in told
+    assert "but its AUC is better only in a short training (0.01000 ±" in told and "for it takes more steps" in told
     assert advice(ahead, outcomes("gba", 2000)).mode == "gba"
 
 
@@ -72,10 +72,10 @@ def test_an_auc_that_may_lose_much_is_not_counted_on() -> None:
         found = advice(other)
         assert (found.mode, found.beside) == ("sync", "")
     assert sentence(advice(ASYNC), 4, 3, 200, 150) == (
-        "Stay with sync with 4 workers: async has 2.5 times its rate, but its AUC is worse (-0.02000 +-0.00098)."
+        "Stay with sync with 4 workers: async has 2.5 times its rate, but its AUC is worse (-0.02000 ±0.00098)."
     )
     told = sentence(advice(outcomes("bsp", 2300, 0, 0.03)), 4, 3, 200, 150)
-    assert "but its AUC may be worse (0.00000 +-0.00294, about " in told and ": --minutes 30 may tell)." in told
+    assert "but its AUC may be worse (0.00000 ±0.00294, about " in told and ": --minutes 30 may tell)." in told
 
 
 def test_more_seeds_are_for_modes_that_may_turn_out_to_be_worthwhile() -> None:
@@ -113,7 +113,7 @@ def test_of_modes_about_as_fast_the_one_whose_auc_is_best_shown() -> None:
     assert advice(outcomes("bsp", 2300, 0, 0.003), outcomes("gba", 2250, 0, 0.0005)).mode == "gba"
     assert advice(outcomes("bsp", 2300, 0, 0.003), outcomes("gba", 2000, 0, 0.0005)).mode == "bsp"
     better = advice(outcomes("gba", 2250, 0, 0.0005), outcomes("hop_bw", 2300, 0.01, 0.001))
-    assert better.mode == "hop_bw" and "and a better AUC (0.01000 +-" in sentence(better, 4, 3, 200, 150)
+    assert better.mode == "hop_bw" and "and a better AUC (0.01000 ±" in sentence(better, 4, 3, 200, 150)
 
 
 def test_a_mode_that_diverges_is_left_out_and_sync_must_not() -> None:

@@ -13,7 +13,7 @@ from gbactl.errors import EventLogError
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
 from gbactl.replay.replay_command import replay, run_and_show
-from gbactl.tracking.final_metrics import ORIGIN_RUN
+from gbactl.tracking.final_metrics import ORIGIN_RUN, SLOW_WORKER
 from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, PARENT, connect, tracking_uri
 from gbactl.tracking.run_description import CommandLine
 
@@ -59,6 +59,7 @@ def test_a_run_that_goes_on_from_another_one_is_tagged_with_that(tmp_path: Path)
     assert tags[ORIGIN_RUN] == first["run_id"] and then["mode"] == "sync>async@day1"
     assert f"[MLflow run `{first['run_id']}`](#/runs/{first['run_id']})" in tags[NOTE]
     of_first = connect(uri).get_run(first["run_id"]).data.tags
+    assert of_first[SLOW_WORKER].startswith("W1's compute takes 3.0 times the median")
     assert ORIGIN_RUN not in of_first and "- W1's compute takes 3.0 times the median" in of_first[NOTE]
 
 

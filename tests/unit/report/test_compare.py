@@ -294,11 +294,15 @@ def test_another_baseline() -> None:
     assert group(report, "sync").difference.mean == pytest.approx(0.01 / 3)
 
 
-def test_unknown_keys_and_baselines_say_what_there_is() -> None:
+def test_unknown_keys_baselines_and_metrics_say_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"parameter nope; .*model\.name"):
         compare(three(), by=["nope"])
     with pytest.raises(UsageError, match="--baseline bsp; type one of: gba, sync"):
         compare(three(), baseline="bsp")
+    with pytest.raises(UsageError, match=r"No run has the metric aucc\. Did you mean auc"):
+        compare(three(), metrics=["eps", "aucc"])
+    with pytest.raises(UsageError, match=r"No run has the metric nope\. Type --metric with some of: auc, .*eps"):
+        compare(three(), metrics=["nope"])
 
 
 def test_nothing_usable_is_no_error_here() -> None:

@@ -56,7 +56,7 @@ def judged(found: list[Run], mode: str, **options: object) -> Verdict | None:
 def test_the_same_within_the_margin() -> None:
     found = judged(runs(gba=(-0.0001, 0.0001, -0.0002, 0.0)), "gba")
     assert found is not None and found.p_same is not None and found.p_same < LEVEL
-    assert found.words == "same as sync (AUC -0.00005 +-0.00021, margin 0.0005)"
+    assert found.words == "same as sync (AUC -0.00005 ±0.00021, margin 0.0005)"
 
 
 def test_a_significant_difference_within_the_margin_is_the_same() -> None:
@@ -70,14 +70,14 @@ def test_a_significant_difference_within_the_margin_is_the_same() -> None:
 @pytest.mark.parametrize(("sign", "word"), [(-1, "worse"), (1, "better")])
 def test_a_difference_and_its_direction(sign: int, word: str) -> None:
     found = judged(runs(gba=tuple(sign * d for d in (0.010, 0.011, 0.009, 0.010))), "gba")
-    assert found is not None and found.words == f"{word} by 0.01000 +-0.00130 (AUC, p 0.00015)"
+    assert found is not None and found.words == f"{word} by 0.01000 ±0.00130 (AUC, p 0.00015)"
     assert found.p_same is not None and found.p_same > 0.99
 
 
 def test_undecided_names_the_seeds_that_would_decide() -> None:
     found = judged(runs(gba=(0.0006, -0.0006, 0.0004, -0.0004)), "gba")
     assert found is not None and found.seeds == seeds_needed(np.std([6, -6, 4, -4], ddof=1) * 1e-4, AUC_MARGIN)
-    assert found.words == f"cannot tell, about {found.seeds} seeds needed (AUC +0.00000 +-0.00094, margin 0.0005)"
+    assert found.words == f"cannot tell, about {found.seeds} seeds needed (AUC +0.00000 ±0.00094, margin 0.0005)"
 
 
 def test_undecided_with_as_many_seeds_as_were_planned() -> None:
@@ -85,7 +85,7 @@ def test_undecided_with_as_many_seeds_as_were_planned() -> None:
     assert seeds_needed(0.0005, AUC_MARGIN) == 11
     found = verdicts([paired([(0.8, 0.8 + d) for d in (0.0002, -0.00075) * 6])], scale_of(AUC, None), "sync")[0]
     assert found is not None and found.seeds is None and found.p_same is not None
-    assert found.words == "cannot tell, more than 12 seeds needed (AUC -0.00028 +-0.00032, margin 0.0005)"
+    assert found.words == "cannot tell, more than 12 seeds needed (AUC -0.00028 ±0.00032, margin 0.0005)"
 
 
 def test_undecided_beyond_any_number_of_seeds() -> None:
@@ -98,7 +98,7 @@ def test_undecided_above_the_margin_names_the_seeds_that_would_show_the_differen
     """A table of two lines, three seeds: not significant with Holm's correction, for which one seed more would do."""
     found = judged(runs(gba=(0.0, 1e-5, -1e-5), async_=(-0.0178, -0.0312, -0.0321)), "async_")
     assert found is not None and found.kind == UNDECIDED and found.p is not None and found.p < LEVEL
-    assert found.words == "cannot tell, about 4 seeds needed (AUC -0.02703 +-0.01990, margin 0.0005)"
+    assert found.words == "cannot tell, about 4 seeds needed (AUC -0.02703 ±0.01990, margin 0.0005)"
 
 
 @pytest.mark.parametrize(("mean", "lines"), [(0.0005, 1), (0.001, 2), (0.004, 3)])
@@ -121,11 +121,11 @@ def test_one_seed_decides_nothing() -> None:
 def test_differences_without_deviation() -> None:
     """Of equal runs, as in virtual time, and of runs that differ by a constant."""
     equal = judged(runs(gba=(0.0, 0.0, 0.0)), "gba")
-    assert equal == Verdict(SAME, "same as sync (AUC +0.00000 +-0.00000, margin 0.0005)", 1.0, 1.0, 0.0)
+    assert equal == Verdict(SAME, "same as sync (AUC +0.00000 ±0.00000, margin 0.0005)", 1.0, 1.0, 0.0)
     shifted = Difference(-0.25, 0.0, 3, 0.0)
     assert (p_of(shifted), p_same_of(shifted, 0.3), p_same_of(shifted, 0.25)) == (0.0, 0.0, 1.0)
     found = verdicts([shifted], scale_of(AUC, None), "sync")[0]
-    assert found is not None and found.words == "worse by 0.25000 +-0.00000 (AUC, p below 0.0001)"
+    assert found is not None and found.words == "worse by 0.25000 ±0.00000 (AUC, p below 0.0001)"
 
 
 def test_holm_decides_over_all_lines() -> None:
@@ -210,16 +210,16 @@ def test_less_log_loss_is_better() -> None:
 
 def test_throughputs_differ_by_a_share() -> None:
     verdict = judged(with_metric(runs(gba=(0.0,) * 4), "eps", 2.0, 0.1), "gba", on="eps")
-    assert verdict is not None and verdict.words == "better by 100.3 % +-0.4 % (eps, p below 0.0001)"
+    assert verdict is not None and verdict.words == "better by 100.3 % ±0.4 % (eps, p below 0.0001)"
     same = judged(with_metric(runs(gba=(0.0,) * 4), "eps", 1.0, 0.2), "gba", on="eps", margin=0.02)
-    assert same is not None and same.words == "same as sync (eps +0.3 % +-0.4 %, margin 2 %)"
+    assert same is not None and same.words == "same as sync (eps +0.3 % ±0.4 %, margin 2 %)"
 
 
 def test_sameness_of_other_metrics_needs_a_margin() -> None:
     found = with_metric(runs(gba=(0.0,) * 4), "logloss", 1.0, 0.0)
     verdict = judged(found, "gba", on="logloss")
     assert verdict is not None and verdict.p_same is None
-    assert verdict.words == "cannot tell without --margin (logloss +0.00000 +-0.00000)"
+    assert verdict.words == "cannot tell without --margin (logloss +0.00000 ±0.00000)"
     given_one = judged(found, "gba", on="logloss", margin=0.001)
     assert given_one is not None and given_one.words.startswith("same as sync (logloss ")
     neither = judged(with_metric(found, "staleness_mean", 2.0, 0.1), "gba", on="staleness_mean")
@@ -246,9 +246,9 @@ def test_switched_runs_pair_with_those_that_stayed() -> None:
         for each in made
     ]
     said = sentences(compare(found))
-    same = "sync>gba@day2: same as sync (AUC -0.00005 +-0.00021, margin 0.0005)"
-    assert f"{same}; EPS 1.00 +-0.00 times sync's." in said
-    assert "sync>async@day2: worse by 0.01000 +-0.00130 (AUC, p 0.0003); EPS 1.00 +-0.00 times sync's." in said
+    same = "sync>gba@day2: same as sync (AUC -0.00005 ±0.00021, margin 0.0005)"
+    assert f"{same}; EPS 1.00 ±0.00 times sync's." in said
+    assert "sync>async@day2: worse by 0.01000 ±0.00130 (AUC, p 0.0003); EPS 1.00 ±0.00 times sync's." in said
 
 
 def example():  # type: ignore[no-untyped-def]
@@ -257,9 +257,9 @@ def example():  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_has_the_words(form: str) -> None:
-    text = " ".join(render(example(), form).split()).replace("±", "+-")
-    assert "same as sync (AUC -0.00005 +-0.00021, margin 0.0005)" in text
-    assert "worse by 0.01000 +-0.00130" in text
+    text = " ".join(render(example(), form).split()).replace("\\u00b1", "±")
+    assert "same as sync (AUC -0.00005 ±0.00021, margin 0.0005)" in text
+    assert "worse by 0.01000 ±0.00130" in text
 
 
 def test_csv_and_json_have_the_p_values() -> None:

@@ -13,7 +13,8 @@ import pytest
 from gbactl.report.charts import heat_map
 from gbactl.report.compare import Report, compare
 from gbactl.report.failures_and_slowdowns import MOST_LINES, phase_shares, slow_sentence, slowdowns
-from gbactl.report.render import FORMATS, render
+from gbactl.report.render import FORMATS, render, stderr_sentences
+from gbactl.tracking.final_metrics import SLOW_WORKER
 from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run
 
@@ -108,6 +109,16 @@ def test_json_holds_them() -> None:
     lines = json.loads(render(report(), "json"))["slowdowns"]
     assert [line["workers"] for line in lines] == ["W1", "W2", "W10"]
     assert lines[0]["injected"]["mean"] == 4.0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_has_the_sentence_on_the_slow_worker_of_a_lines_first_slow_run(form: str) -> None:
+    runs = [
+        replace(run("sync", seed, 0.8), tags={SLOW_WORKER: f"W{seed}'s compute"} if seed else {}) for seed in (0, 1, 2)
+    ]
+    made = compare([*runs, run("gba", 1, 0.8)])
+    text = "\n".join([render(made, form), *stderr_sentences(made, form)])
+    assert "sync, seed 1: W1's compute." in text and "W2" not in text and "gba, seed" not in text
 
 
 def workers(slowest: float) -> dict[str, dict[str, float]]:

@@ -18,9 +18,11 @@ import pytest
 from gbactl.errors import GbactlError
 from gbactl.report import charts
 from gbactl.report.compare import compare
+from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.report.html_report import binned, page, rerun_commands, write_figures
 from gbactl.report.report_command import with_times
 from gbactl.report.run_curves import Curves, curves_of
+from gbactl.tracking.final_metrics import SLOW_WORKER
 from gbactl.tracking.mlflow_connection import COMMAND, Run
 from tests.support.report_examples import run, three
 
@@ -117,6 +119,16 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     assert max(row["until"] for row in slow) == pytest.approx(5.0, abs=0.4)
     assert "Left out, FAILED: gba-s4 (gba40000)." in text
     assert "gbactl train -m mode=gba seed=1,2,3" in text
+
+
+def test_the_slow_worker_of_a_run_is_named_below_the_table_and_above_the_times_of_its_processes() -> None:
+    times = {name: {"compute": seconds, "batches": 10} for name, seconds in (("W0", 1.0), ("W1", 4.0), ("W2", 1.0))}
+    slow = {**result("gba", 0.8), "time": {"processes": times}}
+    said = slow_sentence(slow["time"])
+    report = compare([replace(run("gba", 1, 0.8), tags={SLOW_WORKER: said})])
+    text = page(report, {report.groups[0].key: [curves_of("1", slow)]})
+    assert said == "W1's compute takes 4.0 times the median" and f"gba, seed 1: {said}" in specs_of(text)
+    assert f"<li>gba, seed 1: {said}.</li>".replace("'", "&#39;") in text
 
 
 def test_longer_is_neither_better_nor_worse() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.report.compare import compare
-from gbactl.report.render import FORMATS, answer, render, stderr_sentences
+from gbactl.report.render import FORMATS, answer, for_stdout, render, stderr_sentences
 from gbactl.tracking.mlflow_connection import Run
 from tests.support.report_examples import run, three
 
@@ -30,14 +31,14 @@ def test_table() -> None:
 def test_colour_is_only_for_terminals() -> None:
     assert "\x1b[" not in render(report(), "table")
     text = render(report(), "table", colour=True)
-    assert "\x1b[" in text and "\u00b10.01528" in text and "+-" not in text
+    assert "\x1b[" in text and "±0.01528" in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_no_line_is_wider_and_no_number_is_cut(width: int) -> None:
     text = render(report(), "table", width=width)
     assert max(len(line) for line in text.splitlines()) <= width
-    for number in ("0.80667", "+-0.01528", "-0.00333", "+-0.02868", "22,000", "1.2/1/4", "1.50"):
+    for number in ("0.80667", "±0.01528", "-0.00333", "±0.02868", "22,000", "1.2/1/4", "1.50"):
         assert number in text
     assert "..." not in text
 
@@ -98,6 +99,21 @@ def test_a_mixture_fits_into_80_columns() -> None:
     assert text.splitlines()[0].startswith("mode")
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("faults.plans", [{"kind": "constant", "workers": [1], "factor": 4}], "constant W1 x4"),
+        ("switch.schedule", [{"at": {"day": 2}, "to": "gba"}], "gba@day2"),
+    ],
+)
+def test_a_structure_by_which_runs_are_grouped_is_named(form: str, key: str, value: object, name: str) -> None:
+    runs = [run("sync", 1, auc, **{key: typed}) for auc, typed in ((0.7, "[]"), (0.8, str(value)))]
+    report = compare(runs, by=[key])
+    assert name in render(report, form) and "{'" not in render(report, form)
+    assert name in answer(report) and compare(runs, by=[key], baseline=name).baseline == name
+
+
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "table"])
 def test_no_format_shows_pythons_dictionaries(form: str) -> None:
     assert "{'" not in render(mixture(), form)
@@ -114,14 +130,22 @@ def test_few_of_many_runs_are_named() -> None:
 
 def test_one_seed_has_no_deviation_and_no_interval() -> None:
     text = render(compare([run("sync", 1, 0.8), run("gba", 1, 0.79)]), "table")
-    assert "+-" not in text.split("vs sync:")[0]
+    assert "±" not in text.split("vs sync:")[0]
     assert "-0.01000" in text
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_format_is_ascii_but_for_the_sign_of_markdown(form: str) -> None:
+def test_every_format_is_ascii_but_for_one_sign_which_an_ascii_output_has_too(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = render(report(), form)
-    assert ("±" in text) == (form == "md") and text.replace("±", "").isascii()
+    assert ("±" in text) == (form != "json") and text.replace("±", "").isascii()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    assert for_stdout(text) == text
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert for_stdout(text).isascii() and for_stdout(text).count("+-") == text.count("±")
+    if form == "table":
+        assert "sync  3   0.81000         -" in text and "\n        +-0.01000           +-0.00000" in for_stdout(text)
 
 
 def test_the_answer_names_the_fastest_that_keeps_the_auc_or_says_what_is_undecided() -> None:
@@ -132,11 +156,11 @@ def test_the_answer_names_the_fastest_that_keeps_the_auc_or_says_what_is_undecid
     sync, gba = line("sync", 0.8, 0.81, 0.82, eps=10.0), line("gba", 0.8001, 0.81, 0.82, eps=20.0)
     worse, slow = line("async", 0.7, 0.711, 0.72, eps=30.0), line("bsp", 0.8, 0.81, 0.8201, eps=15.0)
     assert answer(compare([*sync, *gba, *worse, *slow])) == (
-        "Against sync: the fastest with the same AUC or a better one is gba, same as sync (AUC +0.00003 +-0.00014, "
-        "margin 0.0005); EPS 2.00 +-0.00 times sync's."
+        "Against sync: the fastest with the same AUC or a better one is gba, same as sync (AUC +0.00003 ±0.00014, "
+        "margin 0.0005); EPS 2.00 ±0.00 times sync's."
     )
     unsure = line("hop_bs", 0.79, 0.82, 0.82, eps=9.0)
     told = answer(compare([*sync, *worse, *unsure]))
-    assert told.startswith("Against sync: async worse by 0.09967") and ", EPS 3.00 +-0.00 times sync's; 1 of" in told
+    assert told.startswith("Against sync: async worse by 0.09967") and ", EPS 3.00 ±0.00 times sync's; 1 of" in told
     assert answer(compare([*sync, *worse, *unsure])).endswith("; 1 of 2 lines are undecided, more seeds are needed.")
     assert answer(compare([*gba, *worse])) == "Highest: AUC 0.81003 (gba); EPS 30 (async)."

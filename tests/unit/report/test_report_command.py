@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 
 from gbactl.errors import UsageError
 from gbactl.report.compare import compare
-from gbactl.report.report_command import conditions, run_at, selected, sweep_table
+from gbactl.report.report_command import ReportOptions, conditions, report, run_at, selected, sweep_table
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import PARENT, Run
+from gbactl.tracking.run_description import MODE_TAG
 from tests.support.report_examples import run
 
 
@@ -35,18 +37,34 @@ def test_a_sweep_from_a_base_compares_the_last_round(monkeypatch: pytest.MonkeyP
     assert "All columns are of day 10 alone." in table and "0.75000" in table
 
 
-def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path) -> None:
+OPTIONS = ReportOptions(
+    runs=(), uri=None, experiments=(), where=(), last=None, sweep=None, by=None, baseline=None, on="auc", margin=None,
+    round=None, time_to_auc=None, metrics=(), form="table", plots=None, log=False,
+)  # fmt: skip
+
+
+def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [tmp_path / f"{mode}-s{seed}" for mode in ("sync", "gba") for seed in (1, 2)]
     for folder in folders:
         folder.mkdir()
         mode, _, seed = folder.name.partition("-s")
         config = {"mode": {"name": mode}, "seed": int(seed), "resume": f"runs/base-s{seed}/checkpoints/step-9"}
         result = {"status": "FINISHED", "mode": mode, "auc": 0.7 + int(seed) / 100, "origin": "abc@step9"}
+        times = {name: {"compute": seconds, "batches": 1} for name, seconds in (("W0", 1.0), ("W1", 4.0), ("W2", 1.0))}
+        result["time"] = {"processes": times}
         (folder / "config.yaml").write_text(json.dumps({**config, "tracking": {"tags": {"who": "me"}}}))
         (folder / "result.json").write_text(json.dumps(result))
     found = [run_at(folder)[0] for folder in folders]
     assert [(each.key, each.n) for each in compare(found).groups] == [(("sync",), 2), (("gba",), 2)]
     assert found[0].tags["who"] == "me" and found[0].params["mode"] == "sync"
+    said = list[str]()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    report(replace(OPTIONS, runs=folders), said.append, said.append, said.append)
+    assert (
+        "gba, seed 1: W1's compute takes 4.0 times the median." in said[0]
+        and "+-0.00707" in said[0]
+        and said[0].isascii()
+    )
     (folders[0] / "config.yaml").write_text("")
     with pytest.raises(UsageError, match=r"sync-s1 cannot be read"):
         run_at(folders[0])
@@ -64,6 +82,18 @@ def test_conditions_are_on_the_whole_configuration(where: list[str], times: list
     typed, filters = conditions(where)
     plain = [replace(each, params={"optim.lr": "0.001", **each.params}) for each in runs()]
     assert filters == [] and [each.start_ms for each in selected(plain, typed)] == times
+
+
+def test_a_condition_on_a_structure_or_a_switched_mode_takes_the_name_that_is_shown() -> None:
+    plans = [{"kind": "constant", "workers": [1, 2], "factor": 4}, {"kind": "kill", "servers": [0]}]
+    slow = run("gba", 3, 0.8, at=4, faults__plans=str(plans))
+    slow = replace(slow, tags={MODE_TAG: "sync>gba@day2"})
+    typed, filters = conditions(["faults.plans=constant W1,2 x4 + kill S0"])
+    assert filters == [] and [each.start_ms for each in selected([*runs(), slow], typed)] == [4]
+    typed, _ = conditions(["mode=sync>gba@day2"])
+    assert [each.start_ms for each in selected([*runs(), slow], typed)] == [4]
+    with pytest.raises(UsageError, match=r"has faults\.plans=kill W1; there are: constant W1,2 x4 \+ kill S0\.$"):
+        selected([*runs(), slow], conditions(["faults.plans=kill W1"])[0])
 
 
 @pytest.mark.parametrize("text", ["params.mode = 'gba'", "params.mode='gba'", "metrics.auc=0.5", "metrics.auc > 0.7"])

@@ -48,6 +48,13 @@ def test_a_list_of_names_with_colons_is_shown_as_typed() -> None:
     assert short("[a:4,b:4]") == "[a:4,b:4]"
 
 
+def test_a_structure_has_one_name_however_it_was_typed() -> None:
+    typed = "[{kind: random, workers: all, mean: 1.5}]"
+    again = ("[{kind:random,workers:all,mean:1.5}]", "[{'kind': 'random', 'workers': 'all', 'mean': 1.5}]")
+    assert short(typed).startswith("random all workers #") and {short(each) for each in again} == {short(typed)}
+    assert short(typed) != short(typed.replace("1.5", "1.6"))
+
+
 def test_a_run_of_a_sweep_is_named_by_what_varies() -> None:
     typed = ("experiment=modes", "mode=gba", "seed=2", "cluster.workers=8", "optim.lr=.01")
     assert run_name("gba", 2, CommandLine("train", typed, ("mode", "seed", "optim.lr"))) == "gba lr=.01 s2"

@@ -156,7 +156,8 @@ def test_model_mode_and_reader_train_together_on_real_processes(own: Launcher, m
 
 @pytest.mark.slow
 def test_they_are_switched_to_and_recover_after_kills(own: Launcher) -> None:
-    schedule = "switch.schedule=[{at: {day: 2}, to: pairs}, {at: {day: 4}, to: gba}]"
+    undecayed = "{at: {day: 4}, to: gba, set: {iota: 1000}}"  # on a busy machine a worker may be slow
+    schedule = f"switch.schedule=[{{at: {{day: 2}}, to: pairs}}, {undecayed}]"
     kill = "faults.plans=[{kind: kill, workers: [1], step: 40}, {kind: kill, servers: [0], step: 80}]"
     result = result_of(ALL, own, "mode=sync", schedule, kill, "checkpoint=full", "checkpoint.interval_steps=20")
     assert [*dict.fromkeys(phase["mode"] for phase in result["phases"])] == ["sync", "pairs", "gba"]

@@ -91,7 +91,6 @@ EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
 LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # intervals of checks on child processes: before and after the result
 MOST_CURVES = 16  # throughputs are logged by worker for at most so many workers
-OVER = "the training had come to its end"
 OPEN_SECONDS, FINISH_SECONDS, STOP_SECONDS = 5.0, 30.0, 4.0  # time-outs for the tracking store
 
 
@@ -171,7 +170,7 @@ def _train(
 
         show.show_result(result, after_run(cfg, command, result, compose))
     if stop_signal():
-        raise Stopped(stop_signal(), OVER)
+        raise Stopped(stop_signal(), Stopped.OVER)
     return result
 
 
@@ -252,7 +251,7 @@ class LaunchedRun:
         try:
             return self._end("FINISHED", self.result)
         except Stopped as stopped:
-            stopped.outcome = OVER
+            stopped.outcome = Stopped.OVER
             raise
 
     def _stopped(self, stopped: Stopped) -> None:

@@ -56,7 +56,7 @@ from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
 from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
-from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence
+from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.switching.switch_schedule import located
 from gbactl.tracking.final_metrics import (
     DAYS_TAG,
@@ -513,10 +513,11 @@ class LaunchedRun:
         if result is None:
             return run_note(headline, self.command)
         switched = f"modes: {modes_sentence(self.cfg.mode.name, self.switches)}" if self.switches else ""
+        requested = requested_sentence(self.switches)
         failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
         slowed = (result.get("faults") or {}).get("workers")  # by a fault plan, which says so
         slow = "" if slowed else slow_sentence(result.get("time") or {})
-        events = [switched, failed, *fault_lines(result), slow, *result.get("warnings", ())]
+        events = [switched, requested, failed, *fault_lines(result), slow, *result.get("warnings", ())]
         return run_note(headline, self.command, result, [event for event in events if event])
 
     def _update_name(self, modes: str) -> None:

@@ -15,8 +15,10 @@ class GbactlError(Exception):
 class Stopped(BaseException):
     """Raised when signal `number` stops the program.
 
-    `outcome`: that of what was stopped, as the second half of a sentence.
+    `outcome`: that of what was stopped, as the second half of a sentence; OVER if a training had finished.
     """
+
+    OVER = "the training had come to its end"
 
     def __init__(self, number: int, outcome: str = "") -> None:
         super().__init__(number)

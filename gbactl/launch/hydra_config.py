@@ -47,7 +47,8 @@ from gbactl.conf_catalogue import (
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, detected_engine, engine_named
 from gbactl.config.groups import CostConfig, ModeConfig
-from gbactl.errors import ConfigError, GbactlError, UsageError
+from gbactl.config.run_config import ineffective_keys
+from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import shown_path
@@ -62,7 +63,7 @@ from gbactl.launch.sweep_parent_run import (
 )
 from gbactl.models import ModelConfig
 from gbactl.switching.auto_controller import GBA, SYNC
-from gbactl.tracking.run_description import CommandLine, SweepPlace
+from gbactl.tracking.run_description import CommandLine, SweepPlace, run_name
 
 ESCAPED = re.compile(r"\$\\\{([\w.]+)\\\}")  # ${KEY} in an override, as Hydra's sweeper writes it
 CHOSEN_AUTO = re.compile(r"(cluster=(?:.*,)?)auto(?=,|$)")
@@ -210,19 +211,27 @@ def run_hydra(
             asked = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(OF_A_SWEEP)))
             assert isinstance(asked, dict)
             of_sweep = build(SweepOptions, {str(key): value for key, value in asked.items()}, "")
+            command = CommandLine(verb, tuple(typed), tuple(swept), place)
             result = None if of_sweep.rerun else finished_sweep_cells.find(run)
             if result is None:
                 finished_sweep_cells.set_aside(run)
                 began = now()
-                result = job(run, CommandLine(verb, tuple(typed), tuple(swept), place))
+                result = job(run, command)
                 sweep.took.append(now() - began)
             else:
-                print(f"{place}: finished before, {shown_path(Path(result['run_dir']))}", file=sys.stderr, flush=True)
+                name, path = run_name(result["mode"], run.seed, command, ineffective_keys(run)), Path(result["run_dir"])
+                print(
+                    f"{place}: {name}: AUC {result['auc']:.5f}, finished before, {shown_path(path)}",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
                 adopt(result, run.tracking)
                 if as_json:
                     print(json.dumps(result), flush=True)
             sweep.done += 1
             return of_sweep.values_of(result)
+        except Stopped as stopped:
+            sweep.done += stopped.outcome == Stopped.OVER
+            raise
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -40,7 +41,7 @@ from gbactl.tracking.mlflow_connection import (
     sweep_note,
     tracking_uri,
 )
-from gbactl.tracking.run_description import short
+from gbactl.tracking.run_description import rounded, short
 from gbactl.tracking.tracked_run import TrackedRun
 
 PARENT_RUN = "GBACTL_PARENT_RUN"
@@ -270,11 +271,22 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: S
     return [*lines, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
 
 
+def _values(override: Override) -> str:
+    """Write the values that an override gives to its key: a,b,c, or low..high for an interval."""
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        return f"{value.start:g}..{value.end:g}"
+    if override.is_discrete_sweep():
+        return ",".join(short(rounded(each)) for each in override.sweep_string_iterator())
+    return override.get_value_element_as_str()
+
+
 def sweep_name(overrides: list[str]) -> str:
-    """Name a sweep as its runs are named, by what varies: sync,gba iota=3,4 s0,1,2."""
+    """Name a sweep as its runs are named, by its modes and by what varies: sync,gba iota=3,4 s0,1,2."""
     parsed = OverridesParser.create().parse_overrides(overrides)
-    choices = {each.key_or_group: each.sweep_string_iterator() for each in parsed if each.is_choice_sweep()}
-    varied = {key: ",".join(map(short, values)) for key, values in choices.items()}
+    varied = {
+        each.key_or_group: _values(each) for each in parsed if each.is_sweep_override() or each.key_or_group == "mode"
+    }
     mode, seed = varied.pop("mode", ""), varied.pop("seed", "")
     parts = [mode, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), f"s{seed}" if seed else ""]
     return " ".join(filter(None, parts))[:100] or SWEEP

@@ -56,7 +56,7 @@ from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
 from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
-from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence
+from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.switching.switch_schedule import located
 from gbactl.tracking.final_metrics import (
     DAYS_TAG,
@@ -91,7 +91,6 @@ EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
 LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # intervals of checks on child processes: before and after the result
 MOST_CURVES = 16  # throughputs are logged by worker for at most so many workers
-OVER = "the training had come to its end"
 OPEN_SECONDS, FINISH_SECONDS, STOP_SECONDS = 5.0, 30.0, 4.0  # time-outs for the tracking store
 
 
@@ -171,7 +170,7 @@ def _train(
 
         show.show_result(result, after_run(cfg, command, result, compose))
     if stop_signal():
-        raise Stopped(stop_signal(), OVER)
+        raise Stopped(stop_signal(), Stopped.OVER)
     return result
 
 
@@ -252,7 +251,7 @@ class LaunchedRun:
         try:
             return self._end("FINISHED", self.result)
         except Stopped as stopped:
-            stopped.outcome = OVER
+            stopped.outcome = Stopped.OVER
             raise
 
     def _stopped(self, stopped: Stopped) -> None:
@@ -514,10 +513,11 @@ class LaunchedRun:
         if result is None:
             return run_note(headline, self.command)
         switched = f"modes: {modes_sentence(self.cfg.mode.name, self.switches)}" if self.switches else ""
+        requested = requested_sentence(self.switches)
         failed = f"failures: {failed_in_short(result)}" if result.get("recovery") else ""
         slowed = (result.get("faults") or {}).get("workers")  # by a fault plan, which says so
         slow = "" if slowed else slow_sentence(result.get("time") or {})
-        events = [switched, failed, *fault_lines(result), slow, *result.get("warnings", ())]
+        events = [switched, requested, failed, *fault_lines(result), slow, *result.get("warnings", ())]
         return run_note(headline, self.command, result, [event for event in events if event])
 
     def _update_name(self, modes: str) -> None:

@@ -54,6 +54,12 @@ def modes_sentence(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join([first, *entries])
 
 
+def requested_sentence(switches: Iterable[Mapping[str, Any]]) -> str:
+    """List the switches that a user requested during the run, which the run's command does not repeat; "" if none."""
+    requested = [f"to {each['to']} at step {each['step']}" for each in switches if each.get("id")]
+    return f"requested during the run, and not in its command: switch {', '.join(requested)}" if requested else ""
+
+
 def from_listed(text: str) -> str:
     """Build the list of modes in a run's name from the sentence of `modes_sentence`."""
     name, *rest = text.split("; ")

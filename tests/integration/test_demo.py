@@ -75,7 +75,7 @@ def test_a_small_demo_goes_on_from_its_bases_and_again_where_it_was(tmp_path: Pa
     assert "runs/demo/report.html" in done.stdout and "make ui" in done.stdout
     (made / "gba-1/result.json").write_text('{"status": "KILLED"}')
     again = typed(tmp_path, f"DEMO=experiment=demo {SMALL}", "SEEDS=0,1")
-    assert again.stderr.count(": finished before, runs/demo/") == 7
+    assert again.stderr.count(", finished before, runs/demo/") == 7
     assert {mode: row[1:4] for mode, row in rows(again).items()} == {m: r[1:4] for m, r in rows(done).items()}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.tracking.mlflow_connection import connect
+from gbactl.tracking.mlflow_connection import NOTE, connect
 from tests.support.processes import Launched, Launcher, Process, collective, wait_for
 
 LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
@@ -51,9 +51,11 @@ def stopped(launched: Launched) -> None:
 @pytest.mark.beside
 @pytest.mark.slow
 def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> None:
+    uri = f"sqlite:///{launcher.cwd / 'mlflow.db'}"
     launched = launcher.start(
-        *LONG, "data.rows_per_day=180000", "mode=sync", f"collective={collective()}", "switch.prepare=all"
-    )
+        *LONG, "data.rows_per_day=180000", "mode=sync", f"collective={collective()}", "switch.prepare=all",
+        f"tracking.uri={uri}", tracking=True,
+    )  # fmt: skip
     launched.training()
     run = ("--run", str(launched.run_dir))
     door = launched.run_dir / "control.json"
@@ -71,6 +73,9 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     result = launched.finish(240).result
     assert [p["mode"] for p in result["phases"]] == ["sync", "gba", "sync"]
     assert result["mode"] == "sync>gba@step{}>sync@step{}".format(*(p["first_step"] for p in result["phases"][1:]))
+    asked = "not in its command: switch to gba at step {}, to sync at step {}\n"
+    note = connect(uri).get_run(result["run_id"]).data.tags[NOTE]
+    assert asked.format(*(p["first_step"] for p in result["phases"][1:])) in note
     samples = result["samples"]
     assert samples["read"] == samples["trained"] + samples["decayed"] == 180000
     before = sums(launched)

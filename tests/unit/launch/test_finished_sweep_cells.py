@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.cache import data_fingerprint
-from gbactl.errors import ConfigError, GbactlError, UsageError
+from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.install import code_version
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
@@ -36,6 +37,7 @@ def finish(cfg: RunConfig, auc: float = 0.7, status: str = "FINISHED") -> dict[s
     path = run_dirs.create(cfg)
     cell = finished_sweep_cells.cell_of(cfg, data_fingerprint(cfg.data))
     result = {"status": status, "cell": cell, "run_dir": str(path), "auc": auc, "eps": 1e4, "run_id": None}
+    result["mode"] = cfg.mode.name
     run_dirs.write_result(path, result)
     if status == "FINISHED":
         finished_sweep_cells.keep(cell, path)
@@ -136,11 +138,21 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     run_hydra(arguments, rest, verb)
     assert [(cfg.mode.name, cfg.seed) for cfg in rest.ran] == [("gba", 1)]
     [told] = capsys.readouterr().err.splitlines()
-    before, path = told.split(", ")
-    assert before == "run 1 of 2: finished before" and (Path(path) / "result.json").exists()
+    *before, path = told.split(", ")
+    assert before == ["run 1 of 2: sync s1: AUC 0.80000", "finished before"] and (Path(path) / "result.json").exists()
     again = Jobs()
     run_hydra([*arguments, "rerun=true"], again)
     assert len(again.ran) == 2
+
+
+def test_a_run_that_a_signal_met_at_its_end_has_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    def job(cfg: RunConfig, command: CommandLine) -> dict[str, Any]:
+        finish(cfg)
+        raise Stopped(2, Stopped.OVER)
+
+    with pytest.raises(Stopped):
+        run_hydra(["-m", *OFF, "mode=gba", "seed=1,2"], job)
+    assert "1 of 2 runs have finished. Go on with: " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -154,7 +166,7 @@ def test_trials_go_on_where_they_were_and_the_best_is_told(capsys: pytest.Captur
     assert "2 of 3 runs have finished. Go on with: gbactl train -m " in capsys.readouterr().err
     run_hydra([*typed, "hydra.sweeper.n_trials=3"], more)
     told = capsys.readouterr()
-    assert len(more.ran) == 1 and "run 2 of 3: finished before, runs/" in told.err
+    assert len(more.ran) == 1 and re.search(r"run 2 of 3: gba lr=.*, finished before, runs/", told.err)
     tried = [*first.ran, *more.ran]
     assert len({cfg.optim.lr for cfg in tried}) == 3 and {cfg.mode.options["iota"] for cfg in tried} <= {0, 1, 2, 3}
     best = min(tried, key=lambda cfg: abs(cfg.optim.lr - 0.001))

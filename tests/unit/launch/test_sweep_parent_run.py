@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     assert lines[0].endswith("sync-1") and any(line.startswith("gba  ") and "vs" not in line for line in lines[2:])
     assert lines[-1] == f"look at them:  gbactl ui --uri {tracking_uri()}" and max(map(len, lines[2:-2])) <= 80
     sweep(tmp_path, "mode=sync,gba", "seed=1", "+tracking.tags.at=x${seed}")
-    assert f"run 2 of 2: finished before, {Path('gba-1')}\n" in capsys.readouterr().err
+    assert re.search(r"run 2 of 2: gba s1: AUC 0\.\d{5}, finished before, gba-1\n", capsys.readouterr().err)
     (_, again), children = stored()
     assert len(children) == 2 and {run.data.tags[PARENT] for run in children} == {parent.info.run_id}, "they stay"
     assert "| gba | 1 |" in again.data.tags[NOTE]
@@ -108,4 +109,7 @@ def test_a_sweep_is_named_by_what_varies() -> None:
     assert sweep_name([*typed, "optim.lr=.1,.2"]) == "sync,gba lr=0.1,0.2 s0,1"
     schedules = "switch.schedule=[{at: {day: 2}, to: async}],[{at: {day: 2}, to: gba}]"
     assert sweep_name([schedules, "seed=0,1", "run_dir=a-${seed}"]) == "schedule=async@day2,gba@day2 s0,1"
-    assert sweep_name(["seed=0,1"]) == "s0,1" and sweep_name(["seed=range(3)"]) == "sweep"
+    assert sweep_name(["seed=0,1"]) == "s0,1" and sweep_name(["seed=range(3)"]) == "s0,1,2"
+    assert sweep_name(["mode=gba", "seed=1,2"]) == "gba s1,2" and sweep_name(["optim.lr=1"]) == "sweep"
+    assert sweep_name(["optim.lr=tag(log, interval(0.0001, .1))"]) == "lr=0.0001..0.1", "of Optuna"
+    assert sweep_name(["optim.lr=0.016599761066641544,.1"]) == "lr=0.0166,0.1"

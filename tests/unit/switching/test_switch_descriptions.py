@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gbactl.coordinator.mode_switch import BY_AUTO
 from gbactl.errors import GbactlError
 from gbactl.policies.policy import names
 from gbactl.switching.switch_descriptions import (
@@ -16,6 +17,7 @@ from gbactl.switching.switch_descriptions import (
     legend,
     mode_id,
     modes_sentence,
+    requested_sentence,
     status,
     switched,
 )
@@ -88,3 +90,12 @@ def test_every_mode_has_a_number_of_its_own() -> None:
     assert modes_sentence("sync", switches) == "sync; gba from day 1, sample 0; sync from day 1, sample 64"
     anew = [{**switches[0], "fresh_optimizer": True}]
     assert modes_sentence("sync", anew) == "sync; gba from day 1, sample 0, optimizer anew"
+
+
+def test_switches_that_a_user_requested_are_not_in_the_command() -> None:
+    by_schedule, by_auto = {"to": "gba", "step": 9}, {"to": "gba", "step": 9, "id": BY_AUTO}
+    assert requested_sentence([by_schedule, by_auto]) == ""
+    asked = [{"to": "gba", "step": 259, "id": 1}, by_schedule, {"to": "sync", "step": 300, "id": 2}]
+    assert requested_sentence(asked) == (
+        "requested during the run, and not in its command: switch to gba at step 259, to sync at step 300"
+    )

@@ -44,6 +44,17 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb as click does; for an unknown one, name a similar verb."""
+        if args[0] not in VERBS:
+            from gbactl.checked_dataclasses import did_you_mean
+
+            if meant := did_you_mean(args[0], VERBS):
+                ctx.fail(f"No such command '{args[0]}'. {meant}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])

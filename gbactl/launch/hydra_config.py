@@ -262,7 +262,7 @@ def run_hydra(
         raise
     finally:
         sys.argv = saved
-        close_sweeps("FINISHED" if sweep.succeeded else "FAILED", show=not as_json)
+        close_sweeps("FINISHED" if sweep.succeeded else "FAILED", show=not as_json, discard=sweep.mistyped)
     if not sweep.succeeded:
         raise sweep.failed[0]
 
@@ -281,6 +281,11 @@ class _Sweep:
     def succeeded(self) -> bool:
         """Whether no run has failed or, in tuning, where failed trials are normal, any run has finished."""
         return not self.failed or (self.tunes and self.done > 0)
+
+    @property
+    def mistyped(self) -> bool:
+        """Whether no run of this process has finished, as the command line or a configuration is wrong."""
+        return not self.done and bool(self.failed) and all(isinstance(error, UsageError) for error in self.failed)
 
     def way_on(self, command: Sequence[str]) -> str:
         """Describe how to continue a sweep that was stopped, with the number of finished runs where it is known."""

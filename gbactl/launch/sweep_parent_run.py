@@ -114,6 +114,17 @@ class OpenSweep:
         if self.lock is not None:
             self.lock.release()
 
+    def delete(self) -> bool:
+        """Delete the parent run, which has ended, from the store if it has no runs there; return whether it did."""
+        with suppress(Exception):  # the parent run stays
+            if self.tracked is not None and (run_id := self.tracked.opened(0.0)):
+                client = connect(tracking_uri(self.tracking.uri))
+                experiment = client.get_run(run_id).info.experiment_id
+                if not client.search_runs([experiment], f"tags.`{PARENT}` = '{run_id}'", max_results=1):
+                    client.delete_run(run_id)
+                    return True
+        return False
+
     def tuned(self, best: list[tuple[str, str]]) -> None:
         """Store the best trials, with the command that repeats the first, and tag the parent run with them."""
         self.best = best
@@ -141,12 +152,14 @@ class OpenSweep:
 _open: list[OpenSweep] = []
 
 
-def close_sweeps(status: str, show: bool = False) -> None:
-    """End the parent run of the sweep that this process has begun, if any; `show`: also print its comparison."""
+def close_sweeps(status: str, show: bool = False, discard: bool = False) -> None:
+    """End the parent run of the sweep that this process has begun, if any; `show`: also print its comparison.
+
+    `discard`: delete the parent run instead, if it has no runs."""
     while _open:
         sweep = _open.pop()
         sweep.close(status)
-        if show:
+        if not (discard and sweep.delete()) and show:
             sweep.show()
 
 

@@ -123,6 +123,7 @@ def test_composing_imports_no_torch() -> None:
         (["train", "-m", "seed=1,2", "--cfg", "job"], 2, "gbactl: Only one of"),
         (["train", "optm.lr=1"], 2, "gbactl: There is no key optm.lr. Did you mean optim.lr"),
         (["nosuch"], 2, "Error: No such command 'nosuch'."),
+        (["trian"], 2, "Error: No such command 'trian'. Did you mean train?"),
         (["--nosuch"], 2, "No such option"),
         (["data", "describe", "--jsn"], 2, "gbactl: --jsn is no option here; type GROUP=OPTION"),
         (["train", "mode=turbo"], 2, "gbactl: In 'train': Could not find 'mode/turbo' Available options"),

@@ -93,6 +93,12 @@ def test_a_script_names_the_parent_and_a_failed_sweep_says_so(tmp_path: Path, mo
     assert parent_tags() == {PARENT: "its-own"}
 
 
+def test_a_mistyped_sweep_leaves_no_parent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(GbactlError, match=r"no key optim.lrr. Did you mean optim.lr"):
+        sweep(tmp_path, "mode=gba", "optim.lrr=1,2")
+    assert stored() == ([], []) and "compare runs" not in capsys.readouterr().out
+
+
 def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     sweep(tmp_path, "mode=gba", "seed=0", f"tracking.uri=sqlite:///{tmp_path}/file/mlflow.db")

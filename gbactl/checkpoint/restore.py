@@ -46,7 +46,7 @@ def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) ->
     for manifest in chain.manifests:
         load_rows(shard.rows.arrays, chain.folder, manifest, spec.shard, spec.shards)
     if with_dense and shard.dense is not None:
-        _load_own(shard.dense, chain, spec)
+        load_dense(shard.dense, dense_state(chain))
     shard.version = last.step
 
 
@@ -154,7 +154,9 @@ def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str],
         chain = folder.newest(refused, (shard.spec.shard, shard.spec.shards))
     except CheckpointError:
         return None
-    load_shard(shard, chain)
+    load_shard(shard, chain, with_dense=False)
+    if shard.dense is not None:
+        _load_own(shard.dense, chain, shard.spec)
     return chain.last
 
 

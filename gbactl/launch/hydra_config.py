@@ -51,7 +51,7 @@ from gbactl.config.run_config import ineffective_keys
 from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
-from gbactl.launch.progress import shown_path
+from gbactl.launch.progress import score, shown_path
 from gbactl.launch.resume import group_choices, key_of, resumed
 from gbactl.launch.sweep_parent_run import (
     SweepCallback,
@@ -221,7 +221,7 @@ def run_hydra(
             else:
                 name, path = run_name(result["mode"], run.seed, command, ineffective_keys(run)), Path(result["run_dir"])
                 print(
-                    f"{place}: {name}: AUC {result['auc']:.5f}, finished before, {shown_path(path)}",
+                    f"{place}: {name}: AUC {score(result['auc'])}, finished before, {shown_path(path)}",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
                 adopt(result, run.tracking)

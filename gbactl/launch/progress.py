@@ -190,7 +190,7 @@ class ProgressDisplay:
         self.job.auc = fields["judged_auc"]
         self.print_detail(
             f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} {self.unit}; on "
-            f"{fields['judged_on']}: AUC {fields['judged_auc']:.5f}, log loss {fields['judged_logloss']:.5f}"
+            f"{fields['judged_on']}: AUC {score(fields['judged_auc'])}, log loss {score(fields['judged_logloss'])}"
         )
 
     def show_best(self, result: dict[str, Any]) -> None:
@@ -199,15 +199,15 @@ class ProgressDisplay:
             return
         self.clear()
         self.print_detail(
-            f"  {result['best_round']} is the best on {result['judged_on']} (AUC {result['judged_auc']:.5f}); on "
-            f"{result['evaluated_on']}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}"
+            f"  {result['best_round']} is the best on {result['judged_on']} (AUC {score(result['judged_auc'])}); on "
+            f"{result['evaluated_on']}: AUC {score(result['auc'])}, log loss {score(result['logloss'])}"
         )
 
     def show_end(self, result: dict[str, Any], name: str) -> None:
         """Print the result of a sweep's run on standard output: one line."""
         self.clear()
         print(
-            f"{self.place}: {name}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}, "
+            f"{self.place}: {name}: AUC {score(result['auc'])}, log loss {score(result['logloss'])}, "
             f"{result['eps']:,.0f} {self.unit}, {duration(result['wall_seconds'])}, "
             f"{shown_path(Path(result['run_dir']))}", flush=True,
         )  # fmt: skip
@@ -240,6 +240,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def score(value: float | None) -> str:
+    """Format a quality metric; None is one that labels of one class do not define."""
+    return "undefined (labels of one class)" if value is None else f"{value:.5f}"
+
+
 def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     samples, stale = result["samples"], result["staleness"]
     clock = result.get("virtual_seconds")
@@ -247,10 +252,10 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     ceiling = result.get("best_possible_auc")
     best = [] if ceiling is None else [("best possible AUC", f"{ceiling:.5f}")]
     return [
-        ("AUC", f"{result['auc']:.5f}"),
+        ("AUC", score(result["auc"])),
         *best,
-        ("log loss", f"{result['logloss']:.5f}"),
-        ("normalised entropy", f"{result['ne']:.5f}"),
+        ("log loss", score(result["logloss"])),
+        ("normalised entropy", score(result["ne"])),
         (unit_of(result.get("clock")), f"{result['eps']:,.0f}"),
         *virtual,
         ("wall seconds", f"{result['wall_seconds']:.1f}"),

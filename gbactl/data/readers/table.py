@@ -86,6 +86,12 @@ class Table:
             chunks = self._chunks(files, schema, clock, bad, ends, progress)
             rows = write_all(staged, chunks)
             splits, by_rows = self._splits(rows, ends, schema, clock)
+            clicks = np.count_nonzero(np.load(staged / "labels.npy", mmap_mode="r"))
+            if clicks in (0, rows):
+                raise DataError(
+                    f"All {rows:,} rows have the label {int(clicks > 0)}, so that no model can learn from them; say in "
+                    f"{schema.label}: of the schema which cells are clicks, by positive: CELL."
+                )
             order = clock.order()
             change = first_day_transform(np.load(staged / "numeric.npy", mmap_mode="r"), order, splits[0][2], schema)
             put_in_order(staged, folder, schema.made, order, progress, change)

@@ -259,7 +259,7 @@ def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tm
     assert whole(data).numeric[:, 0].tolist() == sorted(range(20), key=lambda i: i * 7 % 20)
     assert [split.rows for split in data] == [5] * 4 and not data.days_by_rows
     for number, name in enumerate(("late", "early")):  # each file is in order, and the second one precedes the first
-        half = "".join(f"1,{i},a,2024-01-{20 - 10 * number + i}\n" for i in range(5))
+        half = "".join(f"{i % 2},{i},a,2024-01-{20 - 10 * number + i}\n" for i in range(5))
         small(tmp_path, "y,x,c,t\n" + half, schema, f"{number}-{name}.csv")
     split = load(name="table", path=str(tmp_path / "?-*.csv"), schema=str(tmp_path / "s.yaml"), days=2)
     assert whole(split).numeric[:, 0].tolist() == [0, 1, 2, 3, 4] * 2
@@ -367,6 +367,11 @@ SCHEMA_ERRORS = [
         "The format '%Y-%m' cannot be|not a time of the format",
     ),
     ("columns: {y: label, x: numeric, c: day}", "row 2: the column c is 'a', not a day such as"),
+    (
+        "columns: {c: {kind: label, positive: woon}, x: numeric}",
+        "rows have the label 0, .* say in c: .* positive: CELL",
+    ),
+    ("columns: {x: {kind: label, at_least: -1}, c: categorical}", "rows have the label 1, so that no model can learn"),
 ]
 
 

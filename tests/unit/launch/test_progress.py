@@ -95,6 +95,8 @@ def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:
     real, virtual = capsys.readouterr().err.splitlines()
     assert real == "  day 0: 40 steps, 1,234 samples/s; on day1: AUC 0.71234, log loss 0.51000"
     assert virtual == real.replace("samples/s", "samples/virtual s")
+    ProgressDisplay().show_round({**fields, "judged_auc": None})
+    assert "on day1: AUC undefined (labels of one class), log loss 0.51000" in capsys.readouterr().err
 
 
 def test_the_scores_of_the_epoch_that_was_chosen_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +138,8 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-2:]
     assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
     assert dict(_summary({**result, "warnings": ["bad"]}))["warning"] == "bad"
+    undefined = dict(_summary({**result, "auc": None, "ne": None}))
+    assert undefined["AUC"] == undefined["normalised entropy"] == "undefined (labels of one class)"
     ProgressDisplay().show_result(result)
     assert "gba, seed 1" in capsys.readouterr().out
 
@@ -242,4 +246,6 @@ def test_a_run_of_a_sweep_is_a_part_of_its_bar_and_one_line(
     show.show_end(fields, "gba iota=3 s1")
     told = "run 2 of 4: gba iota=3 s1: AUC 0.70000, log loss 0.50000, 1,000 samples/s, 1:05, /runs/r\n"
     assert capsys.readouterr().out == told
+    show.show_end({**fields, "auc": None}, "gba iota=3 s1")
+    assert "gba iota=3 s1: AUC undefined (labels of one class), log loss 0.50000" in capsys.readouterr().out
     assert SweepPlace(1, 3).seconds_left(5.0, None) is None and SweepPlace(1, 3).seconds_left(5.0, 15.0) == 15 + 2 * 20

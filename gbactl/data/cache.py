@@ -107,6 +107,9 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     if shape != (wanted := (schema.numeric, columns, schema.fields)):
         counts = "%d numeric features, %d columns of ids and %d names of fields"
         raise DataError(f"{reader} writes {counts % shape}, but its schema has {counts % wanted}.")
+    labels, numeric, ids = len(whole.labels), len(whole.numeric), len(whole.ids)
+    if not labels == numeric == ids:
+        raise DataError(f"{reader} writes {labels} labels, {numeric} rows of numeric features and {ids} rows of ids.")
     for low in range(0, len(whole), CHECKED_ROWS):
         chunk = whole.slice(low, min(low + CHECKED_ROWS, len(whole)))
         if chunk.jagged is not None:

@@ -99,7 +99,7 @@ def _errors_of(url: str) -> Iterator[None]:
 
 def _unreachable(url: str, error: Exception) -> DataError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{url} cannot be read ({reason}); check the address and the credentials.")
+    return DataError(f"{url} cannot be read ({reason[:300]}); check the address and the credentials.")
 
 
 def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:

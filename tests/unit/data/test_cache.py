@@ -34,13 +34,14 @@ class Reader:
     number: float = 0.5
     user: int = 8
     names: int = 2
+    rows: int = 10
 
     def sources(self):
         return []
 
     def build(self, folder, progress):
         ids = np.array([[3, self.user]] * 10, np.int32)
-        numbers = np.full((10, 1), self.number, np.float32)
+        numbers = np.full((self.rows, 1), self.number, np.float32)
         write_all(folder, [Batch(np.full(10, self.label, np.uint8), numbers, ids)])
         schema = Schema(1, (4, 9))
         return WrittenArrays("days", schema, equal_days(10, 2), ["x"], ["item", "user"][: self.names])
@@ -334,6 +335,7 @@ def test_a_cache_of_a_foreign_reader_is_made_again_for_other_options_and_other_c
         ({"number": np.nan}, "a numeric feature that is NaN or infinite, in row 0"),
         ({"user": 9}, "an id of the field user that is not from 0 to 8, in row 0"),
         ({"names": 1}, r"2 columns of ids and 1 names of fields, but its schema has 1 .* and 2 names of fields\."),
+        ({"rows": 9}, r"10 labels, 9 rows of numeric features and 10 rows of ids\."),
     ],
 )
 def test_arrays_of_a_foreign_reader_that_its_schema_does_not_allow(

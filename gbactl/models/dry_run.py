@@ -120,10 +120,12 @@ def _check_batch(
         shape = f"{what} returns logits of shape {list(shares.shape)} in eval mode, for a batch of {count}"
         require(shares.shape == (count,), f"{shape}, not [{count}].")
         require(bool(np.isfinite(shares).all()), f"{what} returns logits that are NaN in eval mode.")
-    for which, gradient in zip(leaves, found, strict=True):
-        require(gradient is not None, f"{what} gives no gradient to {which}, which forward does not use; take it out.")
-        finite = gradient is None or bool(torch.isfinite(gradient).all())
-        require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
+        for which, gradient in zip(leaves, found, strict=True):
+            require(
+                gradient is not None, f"{what} gives no gradient to {which}, which forward does not use; take it out."
+            )
+            finite = gradient is None or bool(torch.isfinite(gradient).all())
+            require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
 
 
 def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: Floats, raw: Sequence[RawField]) -> str:

@@ -106,6 +106,13 @@ def count(model: Any, logits: Tensor) -> Tensor:
             kind(init=lambda model: setattr(model, "idle", nn.Linear(2, 2))),
             r"no gradient to the parameter idle\.weight",
         ),
+        (
+            kind(
+                lambda model, logits: logits + model.bias(torch.zeros_like(logits).long())[:, 0],
+                lambda model: setattr(model, "bias", nn.Embedding(2, 1, sparse=True)),
+            ),
+            "fails on a batch of .*Sparse",
+        ),
         (kind(init=frozen), r"parameter last\.weight without a gradient \(requires_grad=False\)"),
         (kind(init=lambda model: model.double()), r"parameter last\.weight of type float64"),
         (kind(init=lambda model: setattr(model, "late", nn.LazyLinear(2))), r"lazy parameter late\.weight"),

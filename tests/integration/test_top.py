@@ -13,7 +13,7 @@ import pytest
 from gbactl.policies.policy import names
 from tests.support.processes import Launcher, seen
 
-SIZES = ("data.rows_per_day=120000", "model.hidden=[256,256]", "cluster.workers=2", "train.max_eval_samples=2000",
+SIZES = ("data.rows_per_day=200000", "model.hidden=[256,256]", "cluster.workers=2", "train.max_eval_samples=2000",
          "faults.plans=[{kind: constant, workers: all, factor: 4}]")  # fmt: skip
 GBACTL = Path(sys.executable).parent / "gbactl"
 

@@ -56,7 +56,7 @@ def describe(overrides: tuple[str, ...], as_json: bool) -> None:
 
 @data.command("infer-schema")
 @click.argument("file")
-@click.option("--label", metavar="COLUMN", help="The column that says whether a sample was clicked.")
+@click.option("--label", metavar="COLUMN[=VALUE]", help="The column that says whether a sample was clicked.")
 @click.option("--out", metavar="FILE", help="File for the schema; default: schema.yaml beside FILE.")
 @click.option("--force", is_flag=True, help="Overwrite an existing schema file.")
 def infer_schema(file: str, label: str | None, out: str | None, force: bool) -> None:

@@ -22,7 +22,7 @@ from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timesta
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
-from gbactl.errors import ConfigError, DataError
+from gbactl.errors import ConfigError, DataError, require
 
 SAMPLE = 100_000  # rows that are looked at
 TOKENS = (
@@ -204,8 +204,13 @@ def _values(column: pl.Series) -> list[str]:
 
 
 def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
-    """Choose the label column and the rule for a click in it. Raises ConfigError where no column is evident."""
+    """Choose the label column and the rule for a click in it. Raises ConfigError where no column is evident.
+
+    `wanted`: a column, or COLUMN=VALUE with the text of a click."""
     if wanted is not None:
+        name, _, positive = wanted.partition("=")
+        if positive and wanted not in frame.columns and name in frame.columns:
+            return _as_label(frame[name], "as typed", positive)
         if wanted not in frame.columns:
             meant = did_you_mean(wanted, frame.columns)
             shown = ", ".join(frame.columns[:20])
@@ -225,7 +230,7 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
     raise ConfigError(f"No column of {file} is clearly the label{listed}; type --label COLUMN.")
 
 
-def _as_label(column: pl.Series, why: str) -> Guess:
+def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess:
     (distinct, missing), values = _facts(column), _values(column)
     number = numbers(texts(column)).drop_nulls()
     lacking = f"; {missing:.1%} missing, which data.max_bad_lines leaves out" if missing else ""
@@ -233,6 +238,13 @@ def _as_label(column: pl.Series, why: str) -> Guess:
     def made(reason: str, **options: Any) -> Guess:
         return Guess(column.name, {"kind": "label", **options}, f"{why}{reason}{lacking}", distinct, missing)
 
+    if positive is not None:
+        meant = did_you_mean(positive, values)
+        problem = (
+            f"No cell of {column.name} is {positive}; there are: {', '.join(values[-20:])}.{meant and f' {meant}'}"
+        )
+        require(positive in values, problem)
+        return made(f"; a click is {positive}", positive=positive)
     if {each.lower() for each in values} <= {"0", "1"} or {each.lower() for each in values} <= {"true", "false"}:
         return made("")
     if distinct == 2:
@@ -249,7 +261,7 @@ def _as_label(column: pl.Series, why: str) -> Guess:
         return made(f"; a click is {least:g} or more", at_least=least)
     such = f"such as {', '.join(values[-3:])}" if values else "all of them missing"
     raise ConfigError(
-        f"The label {column.name} has {distinct} values, {such}; type --label with a column of two values."
+        f"The label {column.name} has {distinct} values, {such}; type --label {column.name}=VALUE with that of a click."
     )
 
 

@@ -121,6 +121,9 @@ LABELS = [
     ({"x": NUMBERS, "y": of(-1, 1)}, None, {"kind": "label", "positive": "1"}),
     ({"x": NUMBERS, "rating": of(1, 2, 3, 4, 5)}, "rating", {"kind": "label", "at_least": 4.0}),
     ({"x": NUMBERS, "y": of("True", "False")}, None, {"kind": "label"}),
+    ({"x": NUMBERS, "c": of("won", "lost", "open")}, "c=won", {"kind": "label", "positive": "won"}),
+    ({"x": NUMBERS, "c": of("won", "lost")}, "c=lost", {"kind": "label", "positive": "lost"}),
+    ({"x": NUMBERS, "c=1": of(0, 1)}, "c=1", {"kind": "label"}),
 ]
 
 
@@ -145,7 +148,12 @@ REFUSED = [
     (
         {"x": NUMBERS, "c": of("a", "b", "d")},
         "c",
-        "The label c has 3 values, such as .*type --label with a column of two",
+        "The label c has 3 values, such as .*type --label c=VALUE with that of a click",
+    ),
+    (
+        {"x": NUMBERS, "c": of("won", "lost", "open")},
+        "c=woon",
+        r"No cell of c is woon; there are: .*\. Did you mean won\?",
     ),
     ({"y": of(0, 1), "x": of("a")}, None, "no column that could be a feature"),
 ]

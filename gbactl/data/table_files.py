@@ -29,6 +29,7 @@ CHUNK = 1 << 16  # rows at most
 BUFFER = 1 << 20  # bytes of a column of Parquet that are fetched at once
 SEPARATORS = (",", "\t", ";", "|")
 PARQUET = b"PAR1"
+ZIP = b"PK\x03\x04"
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,14 @@ def _header(file: SourceFile, raw: BinaryIO, form: TextForm) -> tuple[list[str],
     raw.seek(0)
     if not line.strip():
         raise DataError(f"{file} is empty, or begins with an empty line; its first line has to be a header.")
+    if line.startswith(ZIP):
+        raise DataError(f"{file} is a ZIP archive; unpack it, and name the table in it.")
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise DataError(_not_utf8(file)) from None
+    if "\r" in text:
+        raise DataError(f"{file} ends its lines by \\r alone; convert it by: tr '\\r' '\\n' < {file} > NEW_FILE")
     separator = form.separator or max(SEPARATORS, key=text.count)
     return next(csv.reader([text], delimiter=separator)), separator
 

@@ -130,14 +130,11 @@ class Coordinator:
     def _wait(self, until: WaitCondition) -> bool:
         """Handle messages until a condition holds; False when its deadline passes first."""
         condition, deadline = until
+        handle = self._handle if NodeTimes.trace is None else self._handle_traced
         while not condition():
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
             for channel, frame in self.hub.poll(self.core.workers.shorten_wait(max(0.0, left))):
-                began = self.hub.now()
-                self._handle(channel, frame)
-                if (trace := NodeTimes.trace) is not None:
-                    trace.add_interval("messages", began, self.hub.now())
-                    trace.step(self.context.step_now)
+                handle(channel, frame)
             self.core.poll()
             if self.context.training is not None and self._progress_due(self.context.training):
                 self.context.send_progress()
@@ -153,6 +150,13 @@ class Coordinator:
             return False
         self._next_progress, self._reported = now + self.progress_seconds, max(point, self._reported)
         return True
+
+    def _handle_traced(self, channel: Channel, frame: Frame) -> None:
+        trace, began = NodeTimes.trace, self.hub.now()
+        self._handle(channel, frame)
+        assert trace is not None
+        trace.add_interval("messages", began, self.hub.now())
+        trace.step(self.context.step_now)
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
         if frame.kind == frames.CLOSED:

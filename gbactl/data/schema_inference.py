@@ -22,7 +22,7 @@ from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timesta
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
-from gbactl.errors import ConfigError, DataError, require
+from gbactl.errors import ConfigError, DataError
 
 SAMPLE = 100_000  # rows that are looked at
 TOKENS = (
@@ -239,11 +239,9 @@ def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess
         return Guess(column.name, {"kind": "label", **options}, f"{why}{reason}{lacking}", distinct, missing)
 
     if positive is not None:
-        meant = did_you_mean(positive, values)
-        problem = (
-            f"No cell of {column.name} is {positive}; there are: {', '.join(values[-20:])}.{meant and f' {meant}'}"
-        )
-        require(positive in values, problem)
+        if positive not in values:
+            meant, seen = did_you_mean(positive, values), ", ".join(values[-20:])
+            raise ConfigError(f"No cell of {column.name} is {positive}; there are: {seen}.{meant and f' {meant}'}")
         return made(f"; a click is {positive}", positive=positive)
     if {each.lower() for each in values} <= {"0", "1"} or {each.lower() for each in values} <= {"true", "false"}:
         return made("")

@@ -132,7 +132,7 @@ def test_a_reader_of_a_package_is_described_and_trained_on(own: Launcher) -> Non
     assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
 
     (own.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
-    alone = ("data.target=click_parts.clicks.Clicks", "data.options.path=clicks.csv")
+    alone = ("data.target=click_parts.clicks.Clicks", "data.path=clicks.csv")
     assert "clicks.csv, from line 1 on" in said(own, "train", *alone, code=1)
     folder = ("--config-dir", str(TEMPLATES / "click_parts" / "conf"), "data=clicks")
     assert "has no key users; keys are: path" in said(own, "data", "describe", *folder, "+data.users=3", code=2)

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from gbactl.atomic_files import sync_to_disk
-from gbactl.data.cache_writer import WrittenArrays
+from gbactl.configured_classes import own_code_told
+from gbactl.data.cache_writer import DTYPES, WrittenArrays
 from gbactl.data.dataset import (
     FORMAT,
     META,
@@ -33,6 +34,7 @@ from gbactl.data.dataset import (
     read_meta,
 )  # fmt: skip
 from gbactl.data.readers import Source, make_source
+from gbactl.data.remote_files import SourceFile
 from gbactl.errors import DataError
 
 NAMING = 1  # part of what a cache is named after, and so of the fingerprint of its data
@@ -64,8 +66,13 @@ def _key(cfg_data: Mapping[str, Any], source: Source) -> str:
     for late, default in LATER.items():  # as before these were options, so that the cache keeps its name
         if options.get(late) == default:
             options.pop(late, None)
+    with own_code_told():
+        sources = source.sources()
+    if not (isinstance(sources, Sequence) and all(isinstance(path, SourceFile) for path in sources)):
+        problem = f"{type(source).__module__}.{type(source).__qualname__}.sources returns {sources!r}"
+        raise DataError(f"{problem}, not a list of paths; gbactl.data.text_files.find makes one.")
     try:
-        files = [fingerprint(path) for path in (*source.sources(), *code)]
+        files = [fingerprint(path) for path in (*sources, *code)]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from None
     text = json.dumps([NAMING, name, options, files], sort_keys=True)
@@ -102,6 +109,11 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
 
 def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     """Raise DataError where a reader has written arrays that its schema does not allow."""
+    for name in built.schema.arrays:
+        if not (path := folder / f"{name}.npy").exists():
+            raise DataError(f"{reader} writes no {name}.npy; gbactl.data.cache_writer.write_all writes all arrays.")
+        if (found := np.load(path, mmap_mode="r").dtype) != DTYPES[name]:
+            raise DataError(f"{reader} writes {name}.npy of type {found}, not {DTYPES[name]}.")
     schema, whole, columns = built.schema, map_arrays(folder, built.schema), built.schema.columns
     shape = whole.numeric.shape[1], whole.ids.shape[1], len(built.field_names)
     if shape != (wanted := (schema.numeric, columns, schema.fields)):
@@ -131,9 +143,13 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
         shutil.rmtree(stale, ignore_errors=True)
     folder.mkdir()
     try:
-        built = source.build(folder, progress)
+        with own_code_told():
+            built = source.build(folder, progress)
+        reader = f"{type(source).__module__}.{type(source).__qualname__}"
+        if not isinstance(built, WrittenArrays):
+            raise DataError(f"{reader}.build returns {built!r}, not gbactl.data.cache_writer.WrittenArrays.")
         if built.schema.lists or _foreign_code(source):
-            _check_arrays(folder, built, f"{type(source).__module__}.{type(source).__qualname__}")
+            _check_arrays(folder, built, reader)
         progress("checksums", 1.0)
         (folder / META).write_text(json.dumps(_meta(name, key, built, folder), indent=1), "utf-8")
         for path in (*folder.iterdir(), folder):

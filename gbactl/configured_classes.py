@@ -47,7 +47,9 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
     target = target or own(group, name) or _of_file(group, name)
     module, _, attribute = target.rpartition(".")
     key = f"{group}.target={target}"
-    require(bool(module), f"{key} is no MODULE.CLASS; type for instance {group}.target=my_package.{attribute}.")
+    example = attribute if target == attribute else "MyClass"
+    whole = bool(module) and all(word.isidentifier() for word in target.split("."))
+    require(whole, f"{key} is no MODULE.CLASS; type for instance {group}.target=my_package.{example}.")
     try:
         known = vars(importlib.import_module(module))
     except (Exception, SystemExit) as error:  # of the user's own module
@@ -63,7 +65,8 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
         raise ConfigError(f"{key} cannot be: the module {module} has no {attribute}; {meant}.")
     require(isinstance(found, type) and fits(found), f"{key} is not {what}.")
     if not module.startswith("gbactl."):
-        _FOREIGN[found] = key
+        _FOREIGN.pop(found, None)
+        _FOREIGN[found] = key  # the one that was asked for last is the last one
     return found  # type: ignore[no-any-return]
 
 
@@ -94,10 +97,11 @@ def own_code_told() -> Iterator[None]:
 def _blamed(error: BaseException) -> type[Any] | None:
     """Return the user's class in whose method, or else in whose package, an exception was raised; None if in none."""
     found, near = None, None
+    kinds = list(reversed(_FOREIGN))
     for frame, _ in _frames(error):
         own = frame.f_locals.get("self")
-        found = next((kind for kind in _FOREIGN if isinstance(own, kind)), found)
-        near = next((kind for kind in _FOREIGN if kind.__module__.partition(".")[0] == _package(frame)), near)
+        found = next((kind for kind in kinds if isinstance(own, kind)), found)
+        near = next((kind for kind in kinds if kind.__module__.partition(".")[0] == _package(frame)), near)
     return found or near
 
 

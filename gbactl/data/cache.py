@@ -42,6 +42,7 @@ LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "his
 CHECKED_ROWS = 1 << 16
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
 PATHS = ("path", "patterns")  # of files that `sources` lists
+KINDS = ("days", "splits", "parts")  # see `Dataset`
 OWN_PATHS = ("schema", "train", "validation", "test")  # of readers of gbactl; what another one means by them is unknown
 
 
@@ -112,8 +113,10 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     for name in built.schema.arrays:
         if not (path := folder / f"{name}.npy").exists():
             raise DataError(f"{reader} writes no {name}.npy; gbactl.data.cache_writer.write_all writes all arrays.")
-        if (found := np.load(path, mmap_mode="r").dtype) != DTYPES[name]:
-            raise DataError(f"{reader} writes {name}.npy of type {found}, not {DTYPES[name]}.")
+        array, axes = np.load(path, mmap_mode="r"), 2 if name in ("numeric", "ids") else 1
+        if (array.dtype, array.ndim) != (DTYPES[name], axes):
+            written = f"{name}.npy of {array.dtype} and shape {list(array.shape)}"
+            raise DataError(f"{reader} writes {written}, not {DTYPES[name]} with {axes} axes.")
     schema, whole, columns = built.schema, map_arrays(folder, built.schema), built.schema.columns
     shape = whole.numeric.shape[1], whole.ids.shape[1], len(built.field_names)
     if shape != (wanted := (schema.numeric, columns, schema.fields)):
@@ -122,6 +125,11 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     labels, numeric, ids = len(whole.labels), len(whole.numeric), len(whole.ids)
     if not labels == numeric == ids:
         raise DataError(f"{reader} writes {labels} labels, {numeric} rows of numeric features and {ids} rows of ids.")
+    if built.kind not in KINDS:
+        raise DataError(f"{reader} writes data of kind {built.kind!r}, not one of {', '.join(KINDS)}.")
+    for split, first, end in built.splits:
+        if not 0 <= first <= end <= labels:
+            raise DataError(f"{reader} writes {labels} rows, and says that {split} has those from {first} to {end}.")
     for low in range(0, len(whole), CHECKED_ROWS):
         chunk = whole.slice(low, min(low + CHECKED_ROWS, len(whole)))
         if chunk.jagged is not None:
@@ -148,8 +156,12 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
         reader = f"{type(source).__module__}.{type(source).__qualname__}"
         if not isinstance(built, WrittenArrays):
             raise DataError(f"{reader}.build returns {built!r}, not gbactl.data.cache_writer.WrittenArrays.")
-        if built.schema.lists or _foreign_code(source):
-            _check_arrays(folder, built, reader)
+        try:
+            if _foreign_code(source) or built.schema.lists:
+                _check_arrays(folder, built, reader)
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"{reader}.build returns WrittenArrays with a value of a wrong type"
+            raise DataError(f"{problem} ({type(error).__name__}: {error}).") from error
         progress("checksums", 1.0)
         (folder / META).write_text(json.dumps(_meta(name, key, built, folder), indent=1), "utf-8")
         for path in (*folder.iterdir(), folder):

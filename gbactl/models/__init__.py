@@ -165,5 +165,6 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
                 expect(f"model.{each.name}", cfg.options[each.name], each.annotation, each.default)
     given = {**{name: value for name, value in offered.items() if name in taken}, **cfg.options}
     if lacking := [each.name for each in named if each.default is each.empty and each.name not in given]:
-        raise ConfigError(f"{what} needs the option {lacking[0]}; type model.options.{lacking[0]}=VALUE.")
+        rename = f", or rename the argument: gbactl passes {', '.join(offered)}" if cfg.target else ""
+        raise ConfigError(f"{what} needs the option {lacking[0]}; type model.{lacking[0]}=VALUE{rename}.")
     return given

@@ -43,17 +43,18 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> li
     model = build(cfg, schema.numeric, schema.fields, seed, schema.list_targets)
     _check_parameters(cfg, model)
     mask = dimension_mask(cfg, schema, dataset.meta["field_names"])
-    computer = GradientComputer(model, precision=precision, mask=mask)
-    _check_raw_fields(cfg, computer.raw_fields, schema)
-    raw: list[RawField] = []
-    if batch.jagged is not None:
-        values = (random.uniform(-1, 1, (len(batch.jagged.values), width)) * scale).astype(np.float32)
-        raw = ListPooling(load(), schema, batch.jagged).pad(values, computer.raw_fields)
-    warning = ""
-    for count in (len(batch), 1):
-        lists = [_head(each, count) for each in raw]
-        warning = _check_batch(cfg, computer, batch.numeric[:count], rows[:count], lists)
-    return [each for each in (warning, _obstacle(cfg, computer, batch, rows, raw)) if each]
+    with _errors_of_model(cfg, model):
+        computer = GradientComputer(model, precision=precision, mask=mask)
+        _check_raw_fields(cfg, computer.raw_fields, schema)
+        raw: list[RawField] = []
+        if batch.jagged is not None:
+            values = (random.uniform(-1, 1, (len(batch.jagged.values), width)) * scale).astype(np.float32)
+            raw = ListPooling(load(), schema, batch.jagged).pad(values, computer.raw_fields)
+        warning = ""
+        for count in (len(batch), 1):
+            lists = [_head(each, count) for each in raw]
+            warning = _check_batch(cfg, computer, batch.numeric[:count], rows[:count], lists)
+        return [each for each in (warning, _obstacle(cfg, computer, batch, rows, raw)) if each]
 
 
 def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) -> None:
@@ -84,20 +85,15 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _errors_of_model(
-    cfg: ModelConfig, model: nn.Module, numeric: Floats, rows: Floats, raw: Sequence[RawField]
-) -> Iterator[None]:
-    """Context that re-raises an exception of the user's model as one sentence, with the shapes of its inputs."""
+def _errors_of_model(cfg: ModelConfig, model: nn.Module, when: str = "in a dry run") -> Iterator[None]:
+    """Context that re-raises an exception of the user's model as one sentence."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        shapes = f"numeric {list(numeric.shape)} and fields {list(rows.shape)}"
-        shapes += f" and raw fields {', '.join(str(list(each.shape)) for each, _ in raw)}" if raw else ""
-        raise ConfigError(
-            f"model.target={cfg.target} fails on a batch of {shapes} ({cause(error, type(model).__module__)})."
-        ) from error
+        why = cause(error, type(model).__module__)
+        raise ConfigError(f"model.target={cfg.target} fails {when} ({why}).") from error
 
 
 def _logits(what: str, output: Any, when: str) -> Tensor:
@@ -120,7 +116,9 @@ def _check_batch(
     fields = torch.from_numpy(rows).requires_grad_()
     lists = raw_tensors(raw)
     of_raw = {f"raw field {n}": each.requires_grad_() for n, (each, _) in zip(computer.raw_fields, lists, strict=True)}
-    with _errors_of_model(cfg, computer.model, numeric, rows, raw):
+    shapes = f"numeric {list(numeric.shape)} and fields {list(rows.shape)}"
+    shapes += f" and raw fields {', '.join(str(list(each.shape)) for each, _ in raw)}" if raw else ""
+    with _errors_of_model(cfg, computer.model, f"on a batch of {shapes}"):
         logits = _logits(what, computer.output(torch.tensor(numeric), fields, lists), "")
         shape = f"{what} returns logits of shape {list(logits.shape)} for a batch of {count}, not [{count}]"
         hint = "; end forward with .squeeze(1)" if logits.dim() == 2 else "; squeeze(1) keeps the batch, squeeze() not"
@@ -129,6 +127,10 @@ def _check_batch(
         require(logits.requires_grad, f"{what} returns logits without a gradient; leave out detach() and no_grad().")
         of_dense = {f"the parameter {name}": each for name, each in named.items()}
         leaves = {"the looked-up fields": fields, **of_raw, **of_dense}
+        for each in _leaves(logits):
+            hint = "create it in __init__, and keep layers in an nn.ModuleList instead of a list"
+            problem = f"{what} uses a parameter of shape {list(each.shape)} that is not among its parameters()"
+            require(any(each is leaf for leaf in leaves.values()), f"{problem}, so that it is never trained; {hint}.")
         found = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
         with torch.inference_mode():
             computer.model.eval()
@@ -143,10 +145,19 @@ def _check_batch(
             )
             finite = gradient is None or bool(torch.isfinite(gradient).all())
             require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
-        for name in dict(computer.model.named_parameters()).keys() - named.keys():
-            raise ConfigError(f"{what} creates the parameter {name} in forward, where it is never trained; create it "
-                              "in __init__.")  # fmt: skip
     return _warning_of_sigmoid(what, logits)
+
+
+def _leaves(logits: Tensor) -> list[Tensor]:
+    """Return the tensors whose gradients autograd would keep: what logits were computed from."""
+    found, nodes, seen = list[Tensor](), [logits.grad_fn], set[Any]()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            nodes += [each for each, _ in node.next_functions]
+    return found
 
 
 def _warning_of_sigmoid(what: str, logits: Tensor) -> str:

@@ -66,6 +66,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("target", "sentence"),
     [
         ("Pairs", r"mode\.target=Pairs is no MODULE\.CLASS; type for instance mode\.target=my_package\.Pairs\."),
+        ("own_parts/parts.py", r"is no MODULE\.CLASS; type for instance mode\.target=my_package\.MyClass\."),
         (
             "no_such.Pairs",
             r"cannot be imported \(ModuleNotFoundError: No module named 'no_such'\); install its package",

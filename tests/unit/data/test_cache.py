@@ -37,6 +37,8 @@ class Reader:
     rows: int = 10
     sources_are: str = "[]"
     does: str = "pass"
+    kind: str = "days"
+    splits: str = "equal_days(10, 2)"
 
     def sources(self):
         return eval(self.sources_are)
@@ -48,7 +50,7 @@ class Reader:
         numbers = np.full((self.rows, 1), self.number, np.float32)
         write_all(folder, [Batch(np.full(10, self.label, np.uint8), numbers, ids)])
         schema = Schema(1, (4, 9))
-        return WrittenArrays("days", schema, equal_days(10, 2), ["x"], ["item", "user"][: self.names])
+        return WrittenArrays(self.kind, schema, eval(self.splits), ["x"], ["item", "user"][: self.names])
 """
 SMALL = {"name": "synthetic", "rows_per_day": 500, "days": 2, "max_cardinality": 50}
 
@@ -356,8 +358,15 @@ def test_a_cache_of_a_foreign_reader_is_made_again_for_other_options_and_other_c
         ),
         (
             {"does": "np.save(folder / 'labels.npy', [0]) or WrittenArrays('days', Schema(0, (2,)), [], [], [])"},
-            r"^foreign_reader\.Reader writes labels\.npy of type int64, not uint8\.",
+            r"^foreign_reader\.Reader writes labels\.npy of int64 and shape \[1\], not uint8 with 1 axes\.",
         ),
+        (
+            {"does": "WrittenArrays('days', None, [], [], [])"},
+            r"returns WrittenArrays with a value of a wrong type",
+        ),
+        ({"kind": "day"}, r"Reader writes data of kind 'day', not one of days, splits, parts\."),
+        ({"splits": "[('a', 0, 11)]"}, r"Reader writes 10 rows, and says that a has those from 0 to 11\."),
+        ({"splits": "[5, 10]"}, r"returns WrittenArrays with a value of a wrong type \(TypeError: cannot unpack .*int"),
     ],
 )
 def test_a_foreign_reader_that_breaks_its_contract(

@@ -74,6 +74,9 @@ def test_a_model_that_keeps_the_contract(tried: Any) -> None:
     assert tried(kind(lambda model, logits: nn.functional.dropout(logits, 0.5, model.training))) == []
 
 
+LIST = [nn.Linear(1, 1, bias=False)]  # layers of which nn.Module knows nothing
+
+
 class Silent(Plain):
     """Forgets to return."""
 
@@ -119,7 +122,7 @@ def count(model: Any, logits: Tensor) -> Tensor:
         (kind(lambda _, logits: (logits, 0)), "returns a tuple, not a tensor of logits; return the logits alone"),
         (kind(lambda _, logits: {"y": logits}), "returns a dict, not a tensor of logits; return the logits alone"),
         (Silent, "returns a NoneType, not a tensor of logits; end forward with return"),
-        (Late, r"creates the parameter late\.weight in forward, where it is never trained; create it in __init__"),
+        (Late, r"parameter of shape \[1, 1\] that is not among its parameters\(\), so that it is never .* __init__"),
         (kind(lambda _, logits: logits.detach()), r"without a gradient; leave out detach\(\)"),
         (
             kind(lambda _, logits: logits[:, 0]),
@@ -144,6 +147,13 @@ def count(model: Any, logits: Tensor) -> Tensor:
         (kind(init=lambda model: model.double()), r"parameter last\.weight of type float64"),
         (kind(init=lambda model: setattr(model, "late", nn.LazyLinear(2))), r"lazy parameter late\.weight"),
         (kind(init=lambda model: model.nothing), r"cannot be built \(AttributeError: .*, in .*test_dry_run\.py:\d+\)"),
+        (kind(init=lambda model: model.to("meta")), r"fails in a dry run \(NotImplementedError: .*meta tensor"),
+        (
+            kind(
+                lambda model, logits: model.more[0](logits[:, None])[:, 0], lambda model: setattr(model, "more", LIST)
+            ),
+            r"parameter of shape \[1, 1\] that is not among its parameters.* in an nn\.ModuleList instead of a list\.",
+        ),
         (type("Empty", (nn.Module,), {}), "has no parameters"),
     ],
 )
@@ -197,7 +207,18 @@ def test_a_model_of_raw_fields(
             tried(data, **options)
 
 
+class Misnamed(Plain):
+    """Has another name for the number of fields."""
+
+    def __init__(self, numeric: int, num_fields: int, dim: int) -> None:
+        super().__init__(numeric, num_fields, dim)
+
+
 def test_options_that_the_constructor_does_not_take(tried: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"needs the option num_fields; type .*, or rename the argument: .* fields, dim"
+    ):
+        tried(Misnamed)
     with pytest.raises(ConfigError, match=r"has no option scales\. Did you mean scale\?"):
         tried(Plain, scales=2.0)
 

@@ -46,10 +46,8 @@ _SEARCHED: list[Path] = []
 
 
 def conf_dir() -> Path:
-    """Return the directory of the Hydra configuration tree."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    """Return the directory of the Hydra configuration tree, which is a link to conf/ in a checkout."""
+    return (Path(__file__).parent / "conf").resolve()
 
 
 def set_search_folders(folders: list[Path]) -> None:

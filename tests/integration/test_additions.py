@@ -181,7 +181,7 @@ def checkout(launcher: Launcher, tmp_path: Path) -> Path:
     """A copy of gbactl, which `launcher` and its processes use."""
     made = tmp_path / "checkout"
     for name in ("gbactl", "conf"):
-        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name)
+        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name, symlinks=True)
     launcher.environment["PYTHONPATH"] = str(made)
     return made
 

@@ -26,37 +26,44 @@ from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError
 
 SAMPLE = 100_000  # rows that are looked at
-TOKENS = (
-    "NA",
-    "N/A",
-    "n/a",
-    "NULL",
-    "null",
-    "NaN",
-    "nan",
-    "None",
-    "\\N",
-    "?",
-    "-",
-    ".",
-)  # may stand for a missing value
+TOKENS = (  # may stand for a missing value
+    "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "None", "\\N", "?", "-", ".",
+)  # fmt: skip
 LABELS = (
     "label", "click", "clicked", "is_click", "is_clicked", "target", "y", "class", "outcome", "converted", "conversion",
     "is_attributed", "response", "purchased",
 )  # fmt: skip
-POSITIVE = ("1", "yes", "y", "true", "t", "positive", "click", "clicked", "success", "buy")
+POSITIVE = (
+    "1",
+    "yes",
+    "y",
+    "true",
+    "t",
+    "positive",
+    "click",
+    "clicked",
+    "success",
+    "buy",
+    "won",
+    "ja",
+    "oui",
+    "si",
+    "sim",
+)
 TIME_NAME = re.compile(r"time|date|hour|(^|_)(ts|dt|day|at|when)($|_)", re.IGNORECASE)
 USER_NAME = re.compile(r"(user|uid|customer|member|visitor|client|account)([ _-]?id)?", re.IGNORECASE)
 CODE_NAME = re.compile(
-    r"(^|[ _-])(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|site|region|city|country|item|"
-    r"product|ad|brand)$",
+    r"(^|[ _-]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|"
+    r"site|region|city|country|item|product|ad|brand)$",
     re.IGNORECASE,
 )
+DATES = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y", "%d/%b/%Y")
 FORMATS = tuple(
     f"{date}{time}"
-    for date in ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y")
-    for time in ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+    for date in ("%Y/%m/%d", *DATES, *(each.replace("%Y", "%y") for each in DATES))
+    for time in ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 )
+NUMBER_FORMATS = {"%Y%m%d": 8, "%y%m%d%H": 8, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}  # with their numbers of digits
 SEQUENCE_NAME = re.compile(r"hist|seq|recent|seen|visited|viewed|clicked|watched|session|last", re.IGNORECASE)
 LIST_SEPARATORS = ("|", ";", ",", "^", " ")
 LEAST_PARTED = 0.2  # share of the cells of a multi-valued column that have its separator
@@ -64,8 +71,9 @@ LONGEST_VALUE = 32  # mean characters of the values of a list
 MOST_VALUES = 512
 UNITS = r"[$€£¥%]|^[A-Z]{3}\s|\s[A-Za-z]{1,3}$"  # of money, of shares, of measures
 MOST_ODD = 0.1  # share of the cells of a column otherwise of numbers
+YEAR_1900 = -70 * 365 * DAY
 EPOCH = (6e8, 2.6e9)  # seconds since 1970 from 1989 to 2052
-FEW_NUMBERS = 20  # whole numbers that are rather categories
+FEW_NUMBERS = 24  # whole numbers that are rather categories, as hours are
 FREE_TEXT = 60  # mean length of a text that is no category
 LEAST_BUCKETS, MOST_BUCKETS = 1 << 10, 1 << 17
 MOST_DAYS, ROWS_A_DAY = 60, 100
@@ -100,8 +108,8 @@ class Guess:
 class Inferred:
     """Guess of a table's schema by the first one of its `files`.
 
-    `whole`: whether all rows of that file were looked at, else the `share` of it; `ragged`: the rows whose number of
-    cells is another one than the header's, and `first_ragged` what is wrong with the first of them."""
+    `whole`: whether all rows of that file were looked at, `rows` of about `total`; `ragged`: the share of rows whose
+    number of cells is another one than the header's, and `first_ragged` what is wrong with the first of them."""
 
     file: SourceFile
     guesses: tuple[Guess, ...]
@@ -109,8 +117,8 @@ class Inferred:
     missing: tuple[str, ...]
     rows: int
     whole: bool
-    share: float
-    ragged: int
+    total: int
+    ragged: float
     first_ragged: str
     files: int
 
@@ -124,7 +132,8 @@ class Inferred:
         """Sentences on what is unusual about the table as a whole."""
         found = [f"It is the first of {self.files} files, which should have the same columns."] * (self.files > 1)
         if self.ragged:
-            found.append(f"{self.ragged:,} rows are ragged and will be left out; the first: {self.first_ragged}.")
+            count = f"{'' if self.whole else 'About '}{round(self.ragged * self.total):,}"
+            found.append(f"{count} rows are ragged and will be left out; the first: {self.first_ragged}.")
         if self.whole and self.rows_a_day < FEW_ROWS:
             found.append(f"A day has about {self.rows_a_day} rows: too few for an AUC that is more than chance.")
         return found
@@ -155,10 +164,10 @@ class Inferred:
     def _unreadable(self) -> int:
         """Count the rows that training has to leave out: ragged ones, and those without a label.
 
-        Where not all rows were looked at, twice as many as the others would have at the same rate."""
-        lacking = next(each.missing for each in self.guesses if each.kind == "label")
-        seen = self.ragged + round(self.rows * lacking)
-        return seen if self.whole and self.files == 1 else math.ceil(2 * seen * self.files / self.share)
+        Where not all rows were looked at, twice as many as there are at the same rate."""
+        lacking = self.ragged + next(each.missing for each in self.guesses if each.kind == "label")
+        known = self.whole and self.files == 1
+        return round(lacking * self.total) if known else math.ceil(2 * lacking * self.total * self.files)
 
     @property
     def rows_a_day(self) -> int:
@@ -191,7 +200,8 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
             f"{file} has {names.count(twice)} columns {twice or 'without a name'}; give each a name of its own."
         )
     ragged = BadLines(SAMPLE)
-    frame, whole, share = _sample(file, ragged)
+    frame, read, share = _sample(file, ragged)
+    whole = read <= SAMPLE
     if separator is not None and not _has_header(frame):
         raise _no_header(file, names, separator)
     missing = ("", *(token for token in TOKENS if any(token in _tokens(frame[name]) for name in frame.columns)))
@@ -208,19 +218,20 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
         guesses.append(guess)
     if not seen & {"numeric", "categorical", "multi", "sequence", "user"}:
         raise DataError(f"{file} has no column that could be a feature; write a schema file by hand.")
+    total = read if whole else round(read / share)
     return Inferred(
-        file, tuple(guesses), separator, missing, len(frame), whole, share, ragged.count, ragged.first, files
+        file, tuple(guesses), separator, missing, len(frame), whole, total, ragged.count / read, ragged.first, files
     )
 
 
-def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, bool, float]:
-    """Read the first rows of a table; return also whether these are all, and the share of the file that was read."""
-    frames, rows, shares = list[pl.DataFrame](), 0, [0.0]
+def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, float]:
+    """Return the first rows of a table, at most SAMPLE, the number of rows that were read, and their share of all."""
+    frames, rows, share, shares = list[pl.DataFrame](), 0, 0.0, [0.0]
     for chunk in read_table(file, TextForm(), None, ragged, lambda stage, fraction: shares.append(fraction)):
-        frames.append(chunk.frame[: SAMPLE + 1 - rows])
-        rows += len(frames[-1])
-        if rows > SAMPLE:
-            break
+        if rows > SAMPLE and shares[-1] > share:
+            break  # beyond the block of which the share is known
+        frames.append(chunk.frame[: max(0, SAMPLE - rows)])
+        rows, share = rows + len(chunk.frame), shares[-1]
     if not rows and ragged.count:
         raise DataError(
             f"{ragged.first}, and no row has as many; remove what stands above the header, such as a comment or a "
@@ -228,7 +239,7 @@ def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, bool, flo
         )
     if not rows:
         raise DataError(f"{file} has no rows below its header.")
-    return pl.concat(frames)[:SAMPLE], rows <= SAMPLE, max(shares) or 1.0
+    return pl.concat(frames), rows, share or 1.0
 
 
 def _is_number(text: str) -> bool:
@@ -298,7 +309,7 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
         return _as_label(frame[wanted], "as typed")
     flat = [name for name in frame.columns if not frame[name].dtype.is_nested() and frame[name].dtype != pl.Binary]
     two = [name for name in flat if _facts(frame[name])[0] == 2]
-    named = [name for known in LABELS for name in (two or flat) if name.lower() == known]
+    named = [name for known in LABELS for name in (two or flat) if name.strip().lower() == known]
     if named:
         return _as_label(frame[named[0]], "by its name")
     binary = [name for name in two if set(_values(frame[name])) <= {"0", "1"}]
@@ -306,9 +317,9 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
         return _as_label(frame[binary[0]], "the only column of 0 and 1")
     if not binary and two[-1:] == frame.columns[-1:]:
         return _as_label(frame[two[-1]], "the last column, and it has two values")
-    listed = f"; these have two values: {', '.join((binary or two)[:20])}" if two else ""
+    shown = f"these have two values: {', '.join(binary or two)}" if two else f"there are: {', '.join(frame.columns)}"
     more = "" if two else ", or --label COLUMN=VALUE with the value of a click"
-    raise ConfigError(f"No column of {file} is clearly the label{listed}; type --label COLUMN{more}.")
+    raise ConfigError(f"No column of {file} is clearly the label; {shown[:300]}; type --label COLUMN{more}.")
 
 
 def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess:
@@ -360,7 +371,8 @@ def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decima
         return replace(guess, why="one value alone" if distinct else "always missing")
     found = _clock(column, guess, whole, months)
     if found is not None and missing:
-        return replace(guess, why=f"a time, {missing:.1%} of which is missing")
+        lacking = f"a time, {missing:.1%} of which is missing"
+        return replace(guess, why=f"{lacking}; with kind: time, data.max_bad_lines leaves such rows out")
     if found is not None:
         return found if "clock" not in seen else replace(guess, why="a further time; one is possible")
     written = texts(column).drop_nulls()
@@ -494,7 +506,7 @@ def _time_format(column: pl.Series) -> tuple[str | None, str | None]:
     number = numbers(written)
     if not number.null_count():
         return _numeric_time(column.name, written, number)
-    if not timestamps(written).null_count():
+    if _parsed_all(written, None):
         return None, "times"
     for form in FORMATS:
         if not _parsed_all(written[:100], form):
@@ -510,18 +522,20 @@ def _numeric_time(name: str, written: pl.Series, number: pl.Series) -> tuple[str
     if not TIME_NAME.search(name) or not (number == number.floor()).all():
         return None, None
     low, high = float(number.to_numpy().min()), float(number.to_numpy().max())
-    if low >= 19000101 and high <= 22001231 and _parsed_all(written, "%Y%m%d"):
-        return "%Y%m%d", "dates"
-    if (written.str.len_chars() == 8).all() and _parsed_all(written, "%y%m%d%H"):
-        return "%y%m%d%H", "hours"
+    for form, digits in NUMBER_FORMATS.items():
+        year = int(str(int(low))[:4]) if "%Y" in form else 1970
+        if (written.str.len_chars() == digits).all() and 1900 <= year <= 2200 and _parsed_all(written, form):
+            return form, f"times written as {form}"
     if any(EPOCH[0] * scale <= low and high <= EPOCH[1] * scale for scale in (1, 1e3, 1e6, 1e9)):
         return None, "seconds since 1970, or parts of them"
     few = low >= 0 and high < 100_000 and written.n_unique() <= 1000 and re.search("day|date|dt", name, re.IGNORECASE)
     return (None, "day") if few and not re.search("week", name, re.IGNORECASE) else (None, None)
 
 
-def _parsed_all(written: pl.Series, form: str) -> bool:
+def _parsed_all(written: pl.Series, form: str | None) -> bool:
+    """Return whether all texts are times of a format, and of years such as 2024, not 24."""
     try:
-        return not timestamps(written, form).null_count()
+        found = timestamps(written, form)
     except ConfigError:
         return False
+    return not found.null_count() and bool((found > YEAR_1900).all())

@@ -84,7 +84,7 @@ def _header(file: SourceFile, raw: BinaryIO, form: TextForm) -> tuple[list[str],
     if not line.strip():
         raise DataError(f"{file} is empty, or begins with an empty line; its first line has to be a header.")
     if line.startswith(ZIP):
-        raise DataError(f"{file} is a ZIP archive; unpack it, and name the table in it.")
+        raise DataError(f"{file} is a ZIP archive or an Excel file; unpack it or save it as CSV, and name the table.")
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:

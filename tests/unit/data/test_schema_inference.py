@@ -66,8 +66,20 @@ COLUMNS = [  # column name, cells, what it is read as, part of the reason
         {"kind": "time", "format": "%m/%d/%Y %I:%M %p", "fields": BOTH},
         "day comes first",
     ),
-    ("date", times(DAY, "%Y%m%d"), {"kind": "time", "format": "%Y%m%d", "fields": ["weekday"]}, "dates"),
-    ("hour", times(HOUR / 5, "%y%m%d%H"), {"kind": "day", "format": "%y%m%d%H", "fields": BOTH}, "hours, of 4 days"),
+    (
+        "date",
+        times(DAY, "%Y%m%d"),
+        {"kind": "time", "format": "%Y%m%d", "fields": ["weekday"]},
+        "times written as %Y%m%d",
+    ),
+    ("at", times(DAY, "%b %d, %Y"), {"kind": "time", "format": "%b %d, %Y", "fields": ["weekday"]}, "times"),
+    ("at", times(DAY, "%d-%m-%y"), {"kind": "time", "format": "%d-%m-%y", "fields": ["weekday"]}, "times"),
+    ("at", times(DAY, "%d-%b-%y"), {"kind": "time", "format": "%d-%b-%y", "fields": ["weekday"]}, "times"),
+    ("at", times(HOUR / 5, "%d/%b/%Y:%H:%M:%S"), {"kind": "day", "format": "%d/%b/%Y:%H:%M:%S", "fields": BOTH}, "4"),
+    ("date", times(HOUR / 5, "%Y%m%d%H%M"), {"kind": "day", "format": "%Y%m%d%H%M", "fields": BOTH}, "of 4 days"),
+    ("movieId", of(*range(30)), {"kind": "categorical", "buckets": 1024}, "by its name"),
+    ("hour", of(*range(24)), FEW, "24 whole numbers"),
+    ("hour", times(HOUR / 5, "%y%m%d%H"), {"kind": "day", "format": "%y%m%d%H", "fields": BOTH}, "of 4 days"),
     ("timestamp", [str(1_700_000_000 + 7200 * i) for i in range(ROWS)], {"kind": "time", "fields": BOTH}, "since 1970"),
     ("day", [str(i // 50) for i in range(ROWS)], {"kind": "day"}, "numbers of days"),
     (
@@ -167,10 +179,11 @@ def test_a_day_of_a_month_is_no_day_of_the_data(tmp_path: Path) -> None:
 
 
 LABELS = [
-    ({"Click": of(0, 1), "other": of(0, 1)}, None, {"kind": "label"}),
+    ({" Click": of(0, 1), "other": of(0, 1)}, None, {"kind": "label"}),
     ({"a": of(0, 1), "x": NUMBERS}, None, {"kind": "label"}),
     ({"x": NUMBERS, "income": of("<=50K", ">50K", "<=50K")}, None, {"kind": "label", "positive": ">50K"}),
     ({"x": NUMBERS, "y": of("no", "yes", "yes")}, None, {"kind": "label", "positive": "yes"}),
+    ({"x": NUMBERS, "y": of("nein", "ja", "ja")}, None, {"kind": "label", "positive": "ja"}),
     ({"x": NUMBERS, "y": of(-1, 1)}, None, {"kind": "label", "positive": "1"}),
     ({"x": NUMBERS, "rating": of(1, 2, 3, 4, 5)}, "rating", {"kind": "label", "at_least": 4.0}),
     ({"x": NUMBERS, "y": of("True", "False")}, None, {"kind": "label"}),
@@ -194,7 +207,11 @@ REFUSED = [
         None,
         "clearly the label; these have two values: a, b; type --label",
     ),
-    ({"x": NUMBERS, "z": NUMBERS}, None, "is clearly the label; type --label COLUMN, or --label COLUMN=VALUE"),
+    (
+        {"x": NUMBERS, "z": NUMBERS},
+        None,
+        "is clearly the label; there are: x, z; type --label COLUMN, or --label COLUMN=VALUE",
+    ),
     ({"x": NUMBERS, "click": of(1)}, None, r"All 400 rows have the label 1 \(click\); a label needs two values"),
     (
         {"x": NUMBERS, "rating": of(1, 2)},
@@ -246,9 +263,10 @@ def test_files_without_a_table(text: str | bytes, message: str, tmp_path: Path) 
 
 def test_a_part_of_a_large_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_inference, "SAMPLE", 150)
-    found = guess(tmp_path, {"click": of(0, 1), "x": NUMBERS})
+    found = guess(tmp_path, {"click": ["" if i % 10 == 3 else str(i % 2) for i in range(ROWS)], "x": NUMBERS})
     assert (found.rows, found.whole, found.looked_at) == (150, False, "the first 150 rows")
-    assert "train.global_batch" not in found.commands("t.csv", "s.yaml")[0]
+    command = found.commands("t.csv", "s.yaml")[0]
+    assert "train.global_batch" not in command and command.endswith("data.max_bad_lines=80")  # twice as many
 
 
 @pytest.mark.parametrize("columns", [("0", "1", "2"), ("country", "2019", "2020"), ("", "1", "y")])
@@ -266,7 +284,7 @@ def test_ragged_rows_are_told_and_left_out_by_the_command(
     lines = [f"{i % 2},{cell}" + ",odd" * (i in (5, 6, 9)) for i, cell in enumerate(NUMBERS)]
     (tmp_path / "t.csv").write_text("\n".join(["click,x", *lines, ""]))
     found = infer(tmp_path / "t.csv", files=files)
-    assert found.notes[files - 1].startswith("3 rows are ragged and will be left out; the first: ")
+    assert "3 rows are ragged and will be left out; the first: " in found.notes[files - 1]
     assert "t.csv, row 7: 3 cells where the header has 2" in found.notes[files - 1]
     assert f" data.max_bad_lines={lost} " in f"{found.commands('t.csv', 's.yaml')[0]} "
 

@@ -423,7 +423,7 @@ FILE_ERRORS = [
     ("y,x,c\n1,2,a\n,3,b\n", "row 3: the column y is missing, not 0 or 1"),
     ("y,x,c\n1,2,a\n0,3\n", "row 3: 2 cells where the header has 3; fix it or type data.max_bad_lines=100"),
     ("y,x,c\n1,2,a\n0,inf,b\n", "row 3: the column x is 'inf', not a number"),
-    ("PK\x03\x04", "t.csv is a ZIP archive; unpack it"),
+    ("PK\x03\x04", "t.csv is a ZIP archive or an Excel file; unpack it"),
     ("y,x,c\r1,2,a\r0,3,b\r", r"ends its lines by \\r alone; convert it by: tr"),
     ('y,x,c\n1,2,"a\n' + "0,3,b\n" * 400, "a row is longer than .*quotation mark"),
 ]

@@ -70,13 +70,15 @@ def infer_schema(file: str, label: str | None, out: str | None, force: bool) -> 
     place = _schema_place(found[0], out)
     if place.exists() and not force:
         raise UsageError(f"{place} exists; type --force to overwrite it, or --out FILE.")
-    inferred = infer(found[0], label)
+    inferred = infer(found[0], label, len(found))
     try:
         place.write_text(inferred.text(), "utf-8")
     except OSError as error:
         raise UsageError(f"{place} cannot be written ({error.strerror}); type --out FILE.") from None
     show_guesses(inferred)
     click.echo(f"\nGuessed from {inferred.looked_at} of {found[0]}, and written to {place}.")
+    for note in inferred.notes:
+        click.echo(note)
     click.echo("Look at that file and change what is wrong, then type:")
     click.echo("\n".join(f"  {each}" for each in inferred.commands(file, str(place))))
 

@@ -7,8 +7,10 @@ since only the schema knows what they are; those of Parquet come with their own 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,24 +76,28 @@ def _content(file: SourceFile, raw: BinaryIO) -> io.BufferedReader:
 
 def _header(file: SourceFile, raw: BinaryIO, form: TextForm) -> tuple[list[str], str]:
     """Return the column names of a text table and its separator. Raises DataError."""
-    line = _content(file, raw).readline(BLOCK)
+    content = _content(file, raw)
+    line = content.readline(BLOCK)
+    while line.count(b'"') % 2 and len(line) < BLOCK and (more := content.readline(BLOCK)):
+        line += more  # a quoted cell has a line end
     raw.seek(0)
     if not line.strip():
         raise DataError(f"{file} is empty, or begins with an empty line; its first line has to be a header.")
     if line.startswith(ZIP):
-        raise DataError(f"{file} is a ZIP archive; unpack it, and name the table in it.")
+        raise DataError(f"{file} is a ZIP archive or an Excel file; unpack it or save it as CSV, and name the table.")
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise DataError(_not_utf8(file)) from None
-    if "\r" in text:
+        raise DataError(_not_utf8(file, line)) from None
+    if re.search(r"\r(?!\n)", text):
         raise DataError(f"{file} ends its lines by \\r alone; convert it by: tr '\\r' '\\n' < {file} > NEW_FILE")
-    separator = form.separator or max(SEPARATORS, key=text.count)
-    return next(csv.reader([text], delimiter=separator)), separator
+    separator = form.separator or max(SEPARATORS, key=re.sub('"[^"]*"', "", text).count)
+    return next(csv.reader(io.StringIO(text, newline=""), delimiter=separator)), separator
 
 
-def _not_utf8(file: SourceFile) -> str:
-    return f"{file} is not UTF-8 text; convert it, for instance by: iconv -f latin1 -t utf-8 {file} > NEW_FILE"
+def _not_utf8(file: SourceFile, head: bytes = b"") -> str:
+    encoding = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
+    return f"{file} is not UTF-8 text; convert it, for instance by: iconv -f {encoding} -t utf-8 {file} > NEW_FILE"
 
 
 def columns_of(file: SourceFile, form: TextForm) -> list[str]:

@@ -153,7 +153,7 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
     taken, what = [each.name for each in named], f"model.target={cfg.target}" if cfg.target else f"model={cfg.name}"
     own = [name for name in taken if name not in offered]
     if not takes_any and (unknown := sorted(set(cfg.options) - set(own))):
-        meant = did_you_mean(unknown[0], own) or (
+        meant = did_you_mean(unknown[0], [*own, *vars(cfg)]) or (
             f"Its own are: {', '.join(own)}." if own else "It has none of its own."
         )
         raise ConfigError(f"{what} has no option {unknown[0]}. {meant}")

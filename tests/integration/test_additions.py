@@ -132,7 +132,7 @@ def test_a_reader_of_a_package_is_described_and_trained_on(own: Launcher) -> Non
     assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
 
     (own.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
-    alone = ("data.target=click_parts.clicks.Clicks", "data.options.path=clicks.csv")
+    alone = ("data.target=click_parts.clicks.Clicks", "data.path=clicks.csv")
     assert "clicks.csv, from line 1 on" in said(own, "train", *alone, code=1)
     folder = ("--config-dir", str(TEMPLATES / "click_parts" / "conf"), "data=clicks")
     assert "has no key users; keys are: path" in said(own, "data", "describe", *folder, "+data.users=3", code=2)
@@ -181,7 +181,7 @@ def checkout(launcher: Launcher, tmp_path: Path) -> Path:
     """A copy of gbactl, which `launcher` and its processes use."""
     made = tmp_path / "checkout"
     for name in ("gbactl", "conf"):
-        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name)
+        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name, symlinks=True)
     launcher.environment["PYTHONPATH"] = str(made)
     return made
 

@@ -217,7 +217,7 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
     if kind.positive is not None:
         faults.record(written.is_null(), schema.label, "a label")
         return _bits(written == str(kind.positive))
-    number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}))
+    number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}), kind.decimal)
     if kind.at_least is not None:
         faults.record(number.is_null(), schema.label, "a number")
         return _bits(number >= kind.at_least)
@@ -229,7 +229,7 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
 def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> Floats:
     """Convert a numeric column; NaN marks a missing value that is replaced once first-day statistics are known."""
     column, kind = frame[name], schema.of_kind(Numeric)[name]
-    number = numbers(column)
+    number = numbers(column, kind.decimal)
     lost = number.is_null() & column.is_not_null()
     if lost.any():  # NaN, and cells of blanks, are missing too
         lost &= ~texts(column).str.to_lowercase().is_in(["nan", ""]).fill_null(True)

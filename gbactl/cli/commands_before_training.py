@@ -10,6 +10,7 @@ import click
 
 from gbactl.cli.config_and_completion import (
     WITH_OVERRIDES,
+    FiniteRange,
     count_option,
     default_option,
     file_option,
@@ -166,7 +167,7 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
 @overrides_argument
 @file_option("--out", default=Path("calibrated.yaml"), show_default=True, help="File for the cost model.")
 @default_option("--workers", default="2,4", metavar="N,N", help="Numbers of workers of the measured runs.")
-@default_option("--seconds", type=click.FloatRange(0.5), default=8.0, help="Seconds that each measured run lasts.")
+@default_option("--seconds", type=FiniteRange(0.5), default=8.0, help="Seconds that each measured run lasts.")
 @default_option(
     "--repeat",
     type=click.IntRange(1),
@@ -211,7 +212,7 @@ def calibrate(
 @click.command("advise", context_settings=WITH_OVERRIDES)
 @overrides_argument
 @click.option("--modes", metavar="NAME,...", help="Modes to simulate besides sync [default: all without replicas].")
-@default_option("--minutes", type=click.FloatRange(0.25), default=3.0, help="Minutes that all simulations may take.")
+@default_option("--minutes", type=FiniteRange(0.25), default=3.0, help="Minutes that all simulations may take.")
 @count_option("--seeds", help="Number of seeds of each mode [default: 1, and 3 or more for modes that may be named].")
 @count_option("--samples", help="Number of samples trained in each mode [default: as many as --minutes allows].")
 @margin_option(help="Largest difference in AUC between a mode and sync that counts as no difference [default: .0005].")

@@ -228,7 +228,7 @@ def run_hydra(
                 if as_json:
                     print(json.dumps(result), flush=True)
             sweep.done += 1
-            return of_sweep.values_of(result)
+            return of_sweep.values_of(result) if sweep.tunes else None
         except Stopped as stopped:
             sweep.done += stopped.outcome == Stopped.OVER
             raise

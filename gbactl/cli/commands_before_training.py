@@ -56,16 +56,19 @@ def describe(overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 @data.command("infer-schema")
-@click.argument("file")
+@click.argument("files", metavar="FILE", nargs=-1, required=True)
 @click.option("--label", metavar="COLUMN[=VALUE]", help="The column that says whether a sample was clicked.")
 @click.option("--out", metavar="FILE", help="File for the schema; default: schema.yaml beside FILE.")
 @click.option("--force", is_flag=True, help="Overwrite an existing schema file.")
-def infer_schema(file: str, label: str | None, out: str | None, force: bool) -> None:
+def infer_schema(files: tuple[str, ...], label: str | None, out: str | None, force: bool) -> None:
     """Write a first schema of a table (CSV, TSV, Parquet) for data=table; print what is guessed and why."""
     from gbactl.data.data_summary import show_guesses
     from gbactl.data.schema_inference import infer
     from gbactl.data.text_files import find
 
+    if len(files) > 1:
+        raise UsageError("Several files were typed; name their folder, or put a glob in quotes, such as 'parts/*.csv'.")
+    [file] = files
     found = find(file, ["*.parquet", "*.csv*", "*.tsv*"], "FILE")
     place = _schema_place(found[0], out)
     if place.exists() and not force:

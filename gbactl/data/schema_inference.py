@@ -250,15 +250,11 @@ def _has_header(frame: pl.DataFrame) -> bool:
     """Return whether any column's name differs from the cells below it, as those of a first row of data do not."""
     filled = [name for name in frame.columns if frame[name].null_count() < len(frame)]
     numeric = [name for name in filled if not numbers(frame[name].drop_nulls()).null_count()]
-    if not numeric or not all(map(_is_number, numeric)) or ",".join(frame.columns) in _counted(len(frame.columns)):
+    counted = [[str(first + i) for i in range(len(frame.columns))] for first in (0, 1)]  # as programs make them
+    if not numeric or not all(map(_is_number, numeric)) or frame.columns in counted:
         return True
     texts_often = [name for name in filled if name not in numeric and frame[name].n_unique() < len(frame) / 2]
     return any(name not in frame[name] for name in texts_often)
-
-
-def _counted(columns: int) -> set[str]:
-    """Return the headers that a program gives so many columns without names: their numbers, from 0 or 1."""
-    return {",".join(map(str, range(first, first + columns))) for first in (0, 1)}
 
 
 def _no_header(file: SourceFile, names: list[str], separator: str | None) -> DataError:

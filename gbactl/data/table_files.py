@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import codecs
 import csv
+import functools
 import io
 import re
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,7 @@ BUFFER = 1 << 20  # bytes of a column of Parquet that are fetched at once
 SEPARATORS = (",", "\t", ";", "|")
 PARQUET = b"PAR1"
 ZIP = b"PK\x03\x04"
+RELEASE_SECONDS, SETTLE_SECONDS = 10.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -169,18 +173,20 @@ def _read_text(
     header, separator = _header(file, raw, form)
     skipped: list[Any] = []
 
-    def ragged(row: Any) -> str:
+    def ragged(kept: Any, row: Any) -> str:
         skipped.append(row)
         return "skip" if bad.count + len(skipped) - counted <= bad.limit else "error"
 
-    first, counted = 2, 0
+    first, counted, reader, whole = 2, 0, None, False
+    content = _content(file, raw)
+    alone = sys.getrefcount(content)
     missing = [each for each in form.missing if each] + ([""] if "" in form.missing else [])
     try:
         reader = pa.csv.open_csv(
-            pa.PythonFile(_content(file, raw), mode="r"),
+            pa.PythonFile(content, mode="r"),
             read_options=pa.csv.ReadOptions(block_size=BLOCK, use_threads=False),
             parse_options=pa.csv.ParseOptions(
-                delimiter=separator, newlines_in_values=True, invalid_row_handler=ragged
+                delimiter=separator, newlines_in_values=True, invalid_row_handler=functools.partial(ragged, content)
             ),
             convert_options=pa.csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()), include_columns=list(columns or header),
@@ -191,6 +197,7 @@ def _read_text(
             batch = next(reader, None)
             counted = _count(file, skipped, counted, bad)
             if batch is None:
+                whole = True
                 return
             places = [row.number for row in skipped if row.number]
             frame = _frame(batch)
@@ -201,6 +208,12 @@ def _read_text(
         _count(file, skipped, counted, bad)
         if "Empty CSV" not in str(error):  # as of a header alone, without a line end
             raise _explained(file, error, separator) from None
+    finally:
+        if not whole:  # a process that ended while a thread of pyarrow has yet to free what it read would be aborted
+            reader, until = None, time.monotonic() + RELEASE_SECONDS
+            while sys.getrefcount(content) > alone and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(SETTLE_SECONDS)
 
 
 def _count(file: SourceFile, skipped: list[Any], counted: int, bad: BadLines) -> int:

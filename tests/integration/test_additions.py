@@ -176,6 +176,38 @@ def test_a_killed_run_of_theirs_is_resumed_where_the_package_is_named(own: Launc
     assert result_of(again, own, SEARCHED)["status"] == "FINISHED"
 
 
+LATE = """
+import torch
+
+class Model(torch.nn.Module):
+    seen = 0
+
+    def __init__(self, fields, dim):
+        super().__init__()
+        self.last = torch.nn.Linear(fields * dim, 1)
+
+    def forward(self, numeric, fields):
+        self.seen += self.training
+        if self.seen > 20:
+            raise ValueError("no more")
+        return self.last(fields.flatten(1))[:, 0]
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_fails_in_training_ends_the_run_with_its_cause(launcher: Launcher) -> None:
+    (launcher.cwd / "late_parts.py").write_text(LATE)
+    launcher.environment["PYTHONPATH"] += f"{os.pathsep}{launcher.cwd}"
+    arguments = ("experiment=smoke", "mode=gba", "model.target=late_parts.Model", "data.rows_per_day=20000", UNTRACKED)
+    told = said(launcher, "train", *arguments, code=1).splitlines()[-1]
+    assert (
+        told.startswith("gbactl: W") and "failed: model.target=late_parts.Model fails (ValueError: no more, in " in told
+    )
+    assert f"{launcher.cwd / 'late_parts.py'}:14). Logs: " in told
+    [result] = launcher.cwd.glob("runs/*/result.json")
+    assert "(ValueError: no more" in json.loads(result.read_text())["error"]
+
+
 @pytest.fixture
 def checkout(launcher: Launcher, tmp_path: Path) -> Path:
     """A copy of gbactl, which `launcher` and its processes use."""

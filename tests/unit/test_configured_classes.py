@@ -40,12 +40,23 @@ class Reader:
     def sources(self): return []
     def build(self, folder, progress): raise NotImplementedError
 """
+BROKEN = {
+    "broken_parts": "import nowhere\n",
+    "misspelt_parts": "import os\nos.nothing\n",
+    "unread_parts": "class Pairs(\n",
+    "circular_parts": "import circular_other\nclass Pairs: pass\n",
+    "circular_other": "import circular_parts\ncircular_parts.Pairs\n",
+    "script_parts": "import sys\nsys.exit('usage: script')\n",
+    "function_parts": "def Pairs(phase, options): return None\n",
+}
 
 
 @pytest.fixture(autouse=True)
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_parts.py").write_text(POLICY + READER)
-    (tmp_path / "broken_parts.py").write_text("import nowhere\n")
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
     monkeypatch.setattr("gbactl.conf_catalogue._SEARCHED", [])
@@ -55,11 +66,23 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("target", "sentence"),
     [
         ("Pairs", r"mode\.target=Pairs is no MODULE\.CLASS; type for instance mode\.target=my_package\.Pairs\."),
+        ("own_parts/parts.py", r"is no MODULE\.CLASS; type for instance mode\.target=my_package\.MyClass\."),
         (
             "no_such.Pairs",
             r"cannot be imported \(ModuleNotFoundError: No module named 'no_such'\); install its package",
         ),
-        ("broken_parts.Pairs", r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
+        (
+            "broken_parts.Pairs",
+            r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere', in .*broken_parts\.py:1\); install",
+        ),
+        ("misspelt_parts.Pairs", r"cannot be imported \(AttributeError: .*'nothing', in .*misspelt_parts\.py:2\)\."),
+        ("unread_parts.Pairs", r"cannot be imported \(SyntaxError: .*\(unread_parts\.py, line 1\)\)\."),
+        (
+            "circular_parts.Pairs",
+            r"cannot be imported \(AttributeError: .*circular import.*, in .*circular_parts\.py:1",
+        ),
+        ("script_parts.Pairs", r"cannot be imported \(SystemExit: usage: script, in .*script_parts\.py:2\)\."),
+        ("function_parts.Pairs", r"is not a policy, a subclass of gbactl\.policies\.policy\.Policy\."),
         ("own_parts.Pear", r"the module own_parts has no Pear; type mode\.target=own_parts\.Pairs\."),
         ("own_parts.Other", r"has no Other; type mode\.target=own_parts\.Pairs\."),
         ("own_parts.Reader", r"is not a policy, a subclass of gbactl\.policies\.policy\.Policy\."),

@@ -156,7 +156,8 @@ def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) ->
             meant = did_you_mean(name, columns)
             hint = f" {meant}" if meant else ""
             if len(columns) == 1 and len(schema.columns) > 1:
-                hint = " Its columns seem to be apart by another character: type separator: ';' or so in the schema."
+                apart = "Its columns seem to be apart by another character: type separator: ';' or so in the schema"
+                hint = f" {apart}, or remove what stands above the header."
             shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
             raise DataError(f"{file} has no column {name}, which the schema names; its columns are: {shown}.{hint}")
 
@@ -233,7 +234,9 @@ def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults
     lost = number.is_null() & column.is_not_null()
     if lost.any():  # NaN, and cells of blanks, are missing too
         lost &= ~texts(column).str.to_lowercase().is_in(["nan", ""]).fill_null(True)
-    faults.record(lost | (number.abs() > LARGEST).fill_null(False), name, "a number")
+    comma = lost.any() and bool((lost & numbers(column, ",").is_not_null()).any())
+    like = "a number (of a decimal comma, the schema says decimal: ',')" if comma else "a number"
+    faults.record(lost | (number.abs() > LARGEST).fill_null(False), name, like)
     values = number.clip(-LARGEST, LARGEST).to_numpy().astype(np.float64)
     if kind.transform == "log1p":
         return signed_log(values)

@@ -344,6 +344,8 @@ def test_the_command_writes_a_schema_that_is_read(
     assert str(again.exception) == "schema.yaml exists; type --force to overwrite it, or --out FILE."
     assert CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--force"]).exit_code == 0
     assert CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--out", "o.yaml"]).exit_code == 0
+    several = CliRunner().invoke(data_command, ["infer-schema", "a.csv", "b.csv"])
+    assert isinstance(several.exception, UsageError) and "name their folder" in str(several.exception)
     nowhere = CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--out", "no/o.yaml"])
     assert "no/o.yaml cannot be written" in str(nowhere.exception)
     fsspec.filesystem("memory").pipe("/guess/t.csv", Path("my table.csv").read_bytes())

@@ -254,6 +254,11 @@ def test_numbers_may_have_a_decimal_comma_or_marks_between_thousands(
     text = "y;x;c\n" + "".join(f"{i % 2};{cell};a\n" for i, cell in enumerate(cells))
     schema = f"columns: {{y: label, x: {{kind: numeric, decimal: '{decimal}'}}, c: categorical}}"
     assert whole(load(**small(tmp_path, text, schema), days=2)).numeric[:, 0].tolist() == values
+    if decimal == ".":
+        with pytest.raises(
+            DataError, match=r"the column x is '0,5', not a number \(of a decimal comma, the schema says"
+        ):
+            load(**small(tmp_path, text + "1;0,5;a\n", schema), days=2)
     for cell in ("1,2,3", "12.34,5", "1.23,4.5"):
         with pytest.raises(DataError, match=f"the column x is '{cell}', not a number"):
             load(**small(tmp_path, text + f"1;{cell};a\n", schema), days=2)

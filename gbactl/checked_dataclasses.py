@@ -66,6 +66,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", c
 
     `path`: prefix of the keys, such as "mode.". An error about a key that the class does not have names the `owner` of
     its keys, such as "mode=gba", and lists them, after the `common` keys of all such owners. Raises ConfigError."""
+    _check_dataclass(cls)
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if unknown := sorted(set(values) - set(known)):
         keys = [*common, *known]
@@ -76,7 +77,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", c
         name for name, each in known.items() if name not in values and default_of(each) is dataclasses.MISSING
     ]:
         raise ConfigError(f"{path}{lacking[0]} is needed; type {path}{lacking[0]}=VALUE.")
-    hints, made = get_type_hints(cls, include_extras=True), dict[str, Any]()
+    hints, made = _annotations(cls), dict[str, Any]()
     for key, value in values.items():
         if dataclasses.is_dataclass(hints[key]):
             require(isinstance(value, dict), f"{path}{key} is a group of keys, not {value!r}.")
@@ -85,6 +86,26 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", c
             expect(f"{path}{key}", value, hints[key], default_of(known[key]))
             made[key] = value
     return cls(**made)
+
+
+def _check_dataclass(cls: type[Any]) -> None:
+    """Raise ConfigError for a class whose annotations are no fields, as it is not decorated as a dataclass."""
+    decorated = "__dataclass_fields__" in vars(cls) or (dataclasses.is_dataclass(cls) and not _own_annotations(cls))
+    what = f"{cls.__module__}.{cls.__qualname__} has options and is no dataclass"
+    require(decorated, f"{what}; write @dataclass(frozen=True) above it.")
+
+
+def _own_annotations(cls: type[Any]) -> dict[str, Any]:
+    return vars(cls).get("__annotations__") or {}
+
+
+def _annotations(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of a dataclass's fields. Raises ConfigError where an annotation, a text, names no type."""
+    try:
+        return get_type_hints(cls, include_extras=True)
+    except Exception as error:
+        what = f"The annotations of {cls.__module__}.{cls.__qualname__} cannot be read"
+        raise ConfigError(f"{what} ({type(error).__name__}: {error}); import what they name.") from error
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -46,10 +46,8 @@ _SEARCHED: list[Path] = []
 
 
 def conf_dir() -> Path:
-    """Return the directory of the Hydra configuration tree."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    """Return the directory of the Hydra configuration tree, which is a link to conf/ in a checkout."""
+    return (Path(__file__).parent / "conf").resolve()
 
 
 def set_search_folders(folders: list[Path]) -> None:
@@ -180,9 +178,10 @@ def as_yaml(value: Any) -> str:
     """Format a value as YAML on one line; a text such as 2026-11-26 is quoted, as YAML would read another type."""
     import yaml
 
+    style = '"' if isinstance(value, str) and "\n" in value else None
     written: str = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True
-    )  # fmt: skip
+        value, default_style=style, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True
+    )
     return written.removesuffix("\n...\n").removesuffix("\n")
 
 

@@ -4,22 +4,27 @@ A target is MODULE.CLASS. The files of conf/ name gbactl's classes in this way, 
 names a class of any installed package; there is no other registry. A configuration without a target, as most runs
 have, means the target in the file of its `name`. Importing a module runs it, so a target is trusted as much as the
 configuration that has it; the object itself is built from plain values, never unpickled.
+
+An exception of a user's class is told in one sentence with its cause: the exception and the user's file and line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gbactl.conf_catalogue import conf_dir, option_files
-from gbactl.errors import ConfigError, require
+from gbactl.errors import ConfigError, GbactlError, require
 
 GROUPS = ("mode", "model", "data")  # groups that have a target
+MOST_TEXT = 300  # characters of an exception's text
+_FOREIGN: dict[type[Any], str] = {}  # classes of the user's that were found, and what names each: "model.target=..."
 _LINE = re.compile(r"^target: *['\"]?([\w.]+)", re.MULTILINE)  # this is all that a process needs of YAML
 
 
@@ -42,23 +47,74 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
     target = target or own(group, name) or _of_file(group, name)
     module, _, attribute = target.rpartition(".")
     key = f"{group}.target={target}"
-    require(bool(module), f"{key} is no MODULE.CLASS; type for instance {group}.target=my_package.{attribute}.")
+    example = attribute if target == attribute else "MyClass"
+    whole = bool(module) and all(word.isidentifier() for word in target.split("."))
+    require(whole, f"{key} is no MODULE.CLASS; type for instance {group}.target=my_package.{example}.")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except AttributeError:
+        known = vars(importlib.import_module(module))
+    except (Exception, SystemExit) as error:  # of the user's own module
+        absent = isinstance(error, ModuleNotFoundError)
+        install = f"; install its package for {sys.executable}, or add its folder to PYTHONPATH" if absent else ""
+        raise ConfigError(f"{key} cannot be imported ({cause(error, module)}){install}.") from error
+    if (found := known.get(attribute)) is None:
         import difflib  # takes longer than all the rest of this module
 
-        known = [word for word, each in vars(sys.modules[module]).items() if isinstance(each, type)]
-        near = difflib.get_close_matches(attribute, known, 1) or [word for word in known if _fits(fits, module, word)]
+        kinds = [word for word, each in known.items() if isinstance(each, type)]
+        near = difflib.get_close_matches(attribute, kinds, 1) or [word for word in kinds if _fits(fits, module, word)]
         meant = f"type {group}.target={module}.{near[0]}" if near else f"it needs {what} of that name"
-        raise ConfigError(f"{key} cannot be: the module {module} has no {attribute}; {meant}.") from None
-    except Exception as error:  # of the user's own module
-        raise ConfigError(
-            f"{key} cannot be imported ({type(error).__name__}: {' '.join(str(error).split())}); install its package "
-            f"for {sys.executable}, or add its folder to PYTHONPATH."
-        ) from error
+        raise ConfigError(f"{key} cannot be: the module {module} has no {attribute}; {meant}.")
     require(isinstance(found, type) and fits(found), f"{key} is not {what}.")
+    if not module.startswith("gbactl."):
+        _FOREIGN.pop(found, None)
+        _FOREIGN[found] = key  # the one that was asked for last is the last one
     return found  # type: ignore[no-any-return]
+
+
+def cause(error: BaseException, owner: str) -> str:
+    """Describe an exception in words, with the last line of it that is in the top-level package of module `owner`."""
+    place, package = "", owner.partition(".")[0]
+    for frame, line in _frames(error):
+        file = frame.f_code.co_filename
+        if _package(frame) == package and not file.startswith("<"):  # as of what a dataclass generates
+            place = f", in {file}:{line}"
+    text = " ".join(str(error).split())[:MOST_TEXT]
+    return f"{type(error).__name__}{f': {text}' if text else ''}{place}"
+
+
+@contextlib.contextmanager
+def own_code_told() -> Iterator[None]:
+    """Context in which an exception that passes through a user's class becomes a ConfigError, one sentence."""
+    try:
+        yield
+    except GbactlError:
+        raise
+    except Exception as error:
+        if (kind := _blamed(error)) is None:
+            raise
+        raise ConfigError(f"{_FOREIGN[kind]} fails ({cause(error, kind.__module__)}).") from error
+
+
+def _blamed(error: BaseException) -> type[Any] | None:
+    """Return the user's class in whose method, or else in whose package, an exception was raised; None if in none."""
+    found, near = None, None
+    kinds = list(reversed(_FOREIGN))
+    for frame, _ in _frames(error):
+        own = frame.f_locals.get("self")
+        found = next((kind for kind in kinds if isinstance(own, kind)), found)
+        near = next((kind for kind in kinds if kind.__module__.partition(".")[0] == _package(frame)), near)
+    return found or near
+
+
+def _frames(error: BaseException) -> Iterator[tuple[Any, int]]:
+    """Iterate over the frames that an exception has passed, outermost first, each with its line."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _package(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def top_package(target: str) -> Path | None:

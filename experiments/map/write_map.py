@@ -21,6 +21,7 @@ SAFE = 0.0005
 WORKERS, RATE, SLOW = "cluster.workers", "optim.lr", "slow"
 Place = tuple[str, str]  # value of the part's own axis, number of workers
 Map = dict[str, dict[Place, list[float]]]  # of every mode and place, a value for each seed
+DERIVED = ("async", "bsp", "hop_bs", "hop_bw")  # what the claim on derived modes compares GBA with
 PARTS = {"rate": (RATE, "learning rate"), "severity": (SLOW, "slow-down of one worker in eight")}
 
 
@@ -34,14 +35,16 @@ def cells(part: str) -> list[Done]:
     return [Done({**cell.options, SLOW: "1x"}, cell.result, cell.folder, cell.code) for cell in calm] + slowed
 
 
-def compared(found: Iterable[Done], axis: str, compare: Callable[[Any, Any], float]) -> Map:
-    """Compare each mode's result with that of sync of the same place and seed."""
+def compared(
+    found: Iterable[Done], axis: str, compare: Callable[[Any, Any], float], reference: str = "sync"
+) -> Map:  # fmt: skip
+    """Compare each mode's result with that of the `reference` mode of the same place and seed."""
     results = {_key(cell, axis): cell.result for cell in found}
     made: defaultdict[str, defaultdict[Place, list[float]]] = defaultdict(lambda: defaultdict(list))
     for (mode, value, workers, seed), result in results.items():
-        sync = results.get(("sync", value, workers, seed))
-        if mode != "sync" and sync is not None:
-            made[mode][value, workers].append(compare(result, sync))
+        other = results.get((reference, value, workers, seed))
+        if mode != reference and other is not None:
+            made[mode][value, workers].append(compare(result, other))
     return {mode: dict(places) for mode, places in made.items()}
 
 
@@ -121,6 +124,17 @@ def table(aucs: Map, ratios: Map, axis: str) -> str:
     )  # fmt: skip
 
 
+def leads(found: Iterable[Done], axis: str, title: str) -> str:
+    """Markdown table of gba's AUC minus that of each derived mode, by value and workers; bold where within SAFE."""
+    less = compared(found, axis, lambda result, gba: auc_difference(gba, result), "gba")
+    values, workers = axes_of(less)
+    rows = []
+    for mode, value in ((mode, value) for mode in DERIVED if mode in less for value in values):
+        places = [less[mode].get((value, n)) for n in workers]
+        rows.append([f"{mode}, {value}", *("-" if each is None else written(each, 4, "+", SAFE) for each in places)])
+    return markdown([f"gba minus mode, {title}", *(f"AUC, {n}" for n in workers)], rows)
+
+
 def gaps(found: Iterable[Done]) -> str:
     """Sentence on how far sync is from the best possible AUC, by learning rate."""
     by_rate: defaultdict[str, list[float]] = defaultdict(list)
@@ -142,5 +156,6 @@ def main() -> None:
         path = STUDY.assets / f"map-{part}.png"
         plot(aucs, ratios, title, path)
         text += [f"## {title.capitalize()} x workers\n", STUDY.origin(part), table(aucs, ratios, title)]
+        text.append(leads(found, axis, title))
         text.append(f"![{title} and workers](../../docs/assets/{path.name})\n")
     STUDY.write(*text)

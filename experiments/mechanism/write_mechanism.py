@@ -42,15 +42,15 @@ def compared(cells: Sequence[Done], kind: str, number: str) -> list[float]:
     return [float(cell.result["stale"][kind][number]) for cell in cells]
 
 
-def distance(cells: Sequence[Done], others: Sequence[Done], kind: str) -> float:
-    """Wasserstein distance of the norms to those of other cells with the same seeds, in units of the others' mean."""
+def distances(cells: Sequence[Done], others: Sequence[Done], kind: str) -> list[float]:
+    """Wasserstein distance of each cell's norms to those of the other cell of its seed, in units of their mean."""
     pairs = {cell.seed: cell.result["norms"][kind]["quantiles"] for cell in others}
     found = []
     for cell in cells:
         theirs = pairs[cell.seed]
         apart = wasserstein_distance(cell.result["norms"][kind]["quantiles"], theirs)
         found.append(float(apart) / statistics.fmean(theirs))
-    return statistics.fmean(found)
+    return found
 
 
 def table(lines: Lines) -> str:
@@ -63,7 +63,7 @@ def table(lines: Lines) -> str:
         row = [line, difference, f"{mean(cells, lambda r: r['phases'][-1]['staleness_mean']):.1f}"]
         row += [f"{statistics.fmean(compared(cells, *pair)):.3f}" for pair in itertools.product(KINDS, NUMBERS)]
         row.append(f"{mean(cells, lambda r: statistics.median(r['norms']['dense']['quantiles'])):.4f}")
-        row += [f"{distance(cells, lines['sync'], kind):.2f}" for kind in KINDS]
+        row += [report_tables.written(distances(cells, lines["sync"], kind), 2) for kind in KINDS]
         row.append(f"{mean(cells, lambda r: sum(phase['steps'] for phase in r['phases'])):,.0f}")
         rows.append(row)
     heads = (
@@ -74,7 +74,7 @@ def table(lines: Lines) -> str:
         "cosine: of a batch's gradient with the gradient of the same batch at the parameters it is applied to; error: "
         "norm of their difference over the norm of the fresh one; means over every 61st gradient.",
         "distance: Wasserstein, of the norms of what was applied to those of sync, in units of sync's mean norm.",
-        "AUC: +- is half of a 95 % interval over seeds; async-N: N workers, each with a local batch of 128.",
+        "+-: half of a 95 % interval over seeds. async-N: N workers, each with a local batch of 128.",
     )
     return report_tables.markdown(heads, rows, *notes)
 

@@ -175,18 +175,21 @@ def _curves(outcome: Outcome) -> Curves:
     return Curves(str(outcome.seed), samples, seconds, auc, {})
 
 
-def sentence(advice: Advice, workers: int, minutes: float, base: int, steps: int, assumed: str = "") -> str:
+def sentence(
+    advice: Advice, workers: int, minutes: float | None, base: int, steps: int, more: str, assumed: str = ""
+) -> str:  # fmt: skip
     """Describe the advice in a sentence: the mode, what to expect of it, and at which slow-downs sync is as good.
 
-    `minutes`: how long this advice took; `base`, `steps`: global batches that were trained before, and in each mode;
-    `assumed`: name of a cost model that comes with gbactl, "" for a measured one."""
+    `minutes`: how long this advice took, None if its number of seeds was typed; `base`, `steps`: global batches that
+    were trained before, and in each mode; `more`: what to do where these are few; `assumed`: name of a cost model that
+    comes with gbactl, "" for a measured one."""
     found = advice.for_mode(advice.mode)
     with_workers = f"with {workers} workers" if workers > 1 else "with 1 worker"
     if advice.mode == SYNC:
         said = f"Stay with {SYNC} {with_workers}: {_why_sync(advice, minutes)}"
     else:
         said = f"Run {advice.mode} {with_workers}: expect {_times(found)} {SYNC}'s rate and {_quality(advice)}"
-    few = [f"{base} global batches of {SYNC} and {steps} in each mode are few to go by, type a larger --minutes"] * (
+    few = [f"{base} global batches of {SYNC} and {steps} in each mode are few to go by, {more}"] * (
         base < LEAST_BASE or steps < LEAST_STEPS
     )
     costs = [f"cost={assumed} is no measurement of your cluster, gbactl calibrate makes one"] * bool(assumed)
@@ -214,16 +217,18 @@ def _quality(advice: Advice) -> str:
     return f"a better AUC ({_difference(found)})"
 
 
-def _more(found: ModeComparison, minutes: float) -> str:
-    """Describe how many seeds a verdict needs, and the value of --minutes to type; "" if that is unknown."""
+def _more(found: ModeComparison, minutes: float | None) -> str:
+    """Describe how many seeds a verdict needs, and what to type for them; "" if that is unknown."""
     needed = None if found.group.verdict is None else found.group.verdict.seeds
     if needed is None:
         return ""
+    if minutes is None:
+        return f", about {needed} seeds needed: --seeds {needed} may tell"
     longer = math.ceil(minutes * min(max(needed / found.group.n, LEAST_LONGER), MOST_LONGER))
     return f", about {needed} seeds needed: --minutes {longer} may tell"
 
 
-def _why_sync(advice: Advice, minutes: float) -> str:
+def _why_sync(advice: Advice, minutes: float | None) -> str:
     able = [each for each in advice.standings if each.counts and each.mode != SYNC]
     barred = [each for each in advice.standings if not each.counts and each.rate > 1 + WORTHWHILE]
     if not barred:

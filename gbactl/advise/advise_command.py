@@ -9,12 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gbactl.advise.advice import SLOW_DOWNS, WORTHWHILE, Advice, advice_of, modes_needing_seeds, plain, sentence
-from gbactl.advise.data_subset import DataSubset, SwitchSplits, choose_subset, opened, samples_that_fit
+from gbactl.advise.advice import (
+    LEAST_BASE,
+    LEAST_STEPS,
+    SLOW_DOWNS,
+    WORTHWHILE,
+    Advice,
+    advice_of,
+    modes_needing_seeds,
+    plain,
+    sentence,
+)
+from gbactl.advise.data_subset import DataSubset, SwitchSplits, choose_subset, has_batches, opened, samples_that_fit
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     Outcome,
@@ -34,7 +44,7 @@ from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
 from gbactl.engine.preflight import check_memory, check_model
 from gbactl.engine.signals import stoppable
-from gbactl.errors import Stopped, UsageError
+from gbactl.errors import ConfigError, Stopped, UsageError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.host_limits import usable_cores
 from gbactl.launch import run_dir as run_dirs
@@ -91,7 +101,8 @@ class Advising:
         if typed.resume is not None or typed.switch.schedule or typed.switch.name != "none":
             raise UsageError("An advice begins with a base of its own; leave resume= and switch= out.")
         self.cfg = on_virtual_cluster(typed)
-        self.modes = {mode: in_mode(self.cfg, mode) for mode in self._modes()}
+        self.left_out: list[str] = []
+        self.modes = dict(self._configured())
 
     def _modes(self) -> list[str]:
         own = self.cfg.mode.name  # which may be of a mode.target, or one with replicas
@@ -101,6 +112,16 @@ class Advising:
         if unknown := [name for name in typed if name not in {own, *names()}]:
             raise UsageError(f"--modes {unknown[0]} is not known; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
+
+    def _configured(self) -> Iterator[tuple[str, RunConfig]]:
+        """Configure the modes; leave out those that cannot run on this cluster, unless they were typed."""
+        for mode in self._modes():
+            try:
+                yield mode, in_mode(self.cfg, mode)
+            except ConfigError as error:
+                if self.options.modes is not None or mode in (SYNC, self.cfg.mode.name):
+                    raise
+                self.left_out.append(f"{mode} is left out: {error}")
 
     def run(self) -> None:
         """Run all simulations, then print and log the advice. Raises GbactlError."""
@@ -247,15 +268,23 @@ class Advising:
         return [
             f"Each run: {subset.base:,} samples of {SYNC}, then {subset.trained:,} ({steps} global batches) in its "
             f"mode, judged by {subset.judged:,}. EPS: of {subset.timed:,} samples on the virtual cluster "
-            f"({self.cfg.cost.name})."
+            f"({self.cfg.cost.name}).",
+            *self.left_out,
         ]
+
+    def _more_batches(self) -> str:
+        """Describe what to do for simulations of more global batches."""
+        if not has_batches(self.subset.path, self.cfg.train, LEAST_BASE, LEAST_STEPS):
+            return "give more data"
+        return f"type a larger {'--minutes' if self.options.samples is None else '--samples'}"
 
     def _tell(self, found: Advice, folder: Path, tracked: TrackedRun | None) -> None:
         """Print the advice, write it to advice.json, and log it."""
         steps = self.subset.trained // self.cfg.train.global_batch
         base = self.subset.base // self.cfg.train.global_batch
         assumed = self.cfg.cost.name if self.cfg.cost.name in option_files("cost") else ""
-        words = sentence(found, self.cfg.cluster.workers, self.options.minutes, base, steps, assumed)
+        minutes = self.options.minutes if self.options.seeds is None else None
+        words = sentence(found, self.cfg.cluster.workers, minutes, base, steps, self._more_batches(), assumed)
         result = {
             "sentence": words, **plain(found), "workers": self.cfg.cluster.workers, "cost": self.cfg.cost.name,
             "faults": self.cfg.faults.name, "worthwhile": WORTHWHILE,

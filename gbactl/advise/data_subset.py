@@ -138,6 +138,12 @@ def choose_subset(path: Path, train: TrainConfig, wanted: int, timed: int) -> Da
     return DataSubset(path, _whole(base, size), part, parts, judged, _whole(limited, size), train.days)
 
 
+def has_batches(path: Path, train: TrainConfig, before: int, after: int) -> bool:
+    """Return whether data have so many global batches before a switch, and after it."""
+    stretches = SwitchSplits.divide(opened(path), train.days)
+    return stretches.base_rows >= before * train.global_batch and stretches.after.rows >= after * train.global_batch
+
+
 def samples_that_fit(seconds: float, a_sample: float, a_base_sample: float, base_rows: int) -> float:
     """Compute how many samples to train in each mode fit into `seconds`, with BASE times as many in the base.
 

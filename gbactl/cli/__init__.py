@@ -11,6 +11,7 @@ import sys
 import click
 
 from gbactl import __version__
+from gbactl.configured_classes import own_code_told
 from gbactl.errors import GbactlError, Stopped
 
 #: verb -> the module of gbactl.cli with the command of that name, and a line of help
@@ -82,7 +83,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a "?" instead
             stream.reconfigure(errors="replace")
     try:
-        sys.exit(cli.main(prog_name="gbactl", standalone_mode=False) or 0)
+        with own_code_told():
+            sys.exit(cli.main(prog_name="gbactl", standalone_mode=False) or 0)
     except click.exceptions.Abort:
         click.echo("gbactl: stopped.", err=True)
         sys.exit(130)

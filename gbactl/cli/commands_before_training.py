@@ -10,6 +10,7 @@ import click
 
 from gbactl.cli.config_and_completion import (
     WITH_OVERRIDES,
+    FiniteRange,
     count_option,
     default_option,
     file_option,
@@ -55,27 +56,32 @@ def describe(overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 @data.command("infer-schema")
-@click.argument("file")
+@click.argument("files", metavar="FILE", nargs=-1, required=True)
 @click.option("--label", metavar="COLUMN[=VALUE]", help="The column that says whether a sample was clicked.")
 @click.option("--out", metavar="FILE", help="File for the schema; default: schema.yaml beside FILE.")
 @click.option("--force", is_flag=True, help="Overwrite an existing schema file.")
-def infer_schema(file: str, label: str | None, out: str | None, force: bool) -> None:
+def infer_schema(files: tuple[str, ...], label: str | None, out: str | None, force: bool) -> None:
     """Write a first schema of a table (CSV, TSV, Parquet) for data=table; print what is guessed and why."""
     from gbactl.data.data_summary import show_guesses
     from gbactl.data.schema_inference import infer
     from gbactl.data.text_files import find
 
+    if len(files) > 1:
+        raise UsageError("Several files were typed; name their folder, or put a glob in quotes, such as 'parts/*.csv'.")
+    [file] = files
     found = find(file, ["*.parquet", "*.csv*", "*.tsv*"], "FILE")
     place = _schema_place(found[0], out)
     if place.exists() and not force:
         raise UsageError(f"{place} exists; type --force to overwrite it, or --out FILE.")
-    inferred = infer(found[0], label)
+    inferred = infer(found[0], label, len(found))
     try:
         place.write_text(inferred.text(), "utf-8")
     except OSError as error:
         raise UsageError(f"{place} cannot be written ({error.strerror}); type --out FILE.") from None
     show_guesses(inferred)
     click.echo(f"\nGuessed from {inferred.looked_at} of {found[0]}, and written to {place}.")
+    for note in inferred.notes:
+        click.echo(note)
     click.echo("Look at that file and change what is wrong, then type:")
     click.echo("\n".join(f"  {each}" for each in inferred.commands(file, str(place))))
 
@@ -161,7 +167,7 @@ def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], Ho
 @overrides_argument
 @file_option("--out", default=Path("calibrated.yaml"), show_default=True, help="File for the cost model.")
 @default_option("--workers", default="2,4", metavar="N,N", help="Numbers of workers of the measured runs.")
-@default_option("--seconds", type=click.FloatRange(0.5), default=8.0, help="Seconds that each measured run lasts.")
+@default_option("--seconds", type=FiniteRange(0.5), default=8.0, help="Seconds that each measured run lasts.")
 @default_option(
     "--repeat",
     type=click.IntRange(1),
@@ -206,7 +212,7 @@ def calibrate(
 @click.command("advise", context_settings=WITH_OVERRIDES)
 @overrides_argument
 @click.option("--modes", metavar="NAME,...", help="Modes to simulate besides sync [default: all without replicas].")
-@default_option("--minutes", type=click.FloatRange(0.25), default=3.0, help="Minutes that all simulations may take.")
+@default_option("--minutes", type=FiniteRange(0.25), default=3.0, help="Minutes that all simulations may take.")
 @count_option("--seeds", help="Number of seeds of each mode [default: 1, and 3 or more for modes that may be named].")
 @count_option("--samples", help="Number of samples trained in each mode [default: as many as --minutes allows].")
 @margin_option(help="Largest difference in AUC between a mode and sync that counts as no difference [default: .0005].")

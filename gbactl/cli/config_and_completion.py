@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import functools
+import math
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import click
+
+
+class FiniteRange(click.FloatRange):
+    """Range of numbers that excludes nan and infinity, which pass click's bounds."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a typed value; nan and infinity fail like text that is no number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -53,9 +68,7 @@ uri_option = click.option(
 default_option = functools.partial(click.option, show_default=True)
 json_option = functools.partial(click.option, "--json", "as_json", is_flag=True)
 count_option = functools.partial(click.option, type=click.IntRange(1), metavar="N")
-margin_option = functools.partial(
-    click.option, "--margin", type=click.FloatRange(min=0, min_open=True), metavar="NUMBER"
-)
+margin_option = functools.partial(click.option, "--margin", type=FiniteRange(min=0, min_open=True), metavar="NUMBER")
 file_option = functools.partial(click.option, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 
 

@@ -8,7 +8,6 @@ processes (see engine/local_processes.py), so that every process can load it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -19,7 +18,7 @@ from typing import Any, ClassVar
 
 from gbactl.checked_dataclasses import build
 from gbactl.conf_catalogue import conf_dir
-from gbactl.config.groups import ClusterConfig
+from gbactl.config.groups import ClusterConfig, common_keys
 from gbactl.errors import ConfigError
 from gbactl.host_limits import usable_cores
 
@@ -66,8 +65,8 @@ class EngineInterface:
 
     def options(self, cluster: ClusterConfig) -> EngineOptions:
         """Build the options of this engine. Raises ConfigError for an unknown key or an invalid value."""
-        common = [f.name for f in dataclasses.fields(ClusterConfig) if f.name != "options"]
-        return build(self.Options, cluster.options, "cluster.", f"cluster={cluster.name}", common)
+        owner = f"cluster={cluster.name}"
+        return build(self.Options, cluster.options, "cluster.", owner, common_keys(ClusterConfig))
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         """Raise ConfigError, with the key to type, if the options do not fit the number of workers."""

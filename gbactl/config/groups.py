@@ -159,9 +159,14 @@ WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConf
 NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order", "dims")}  # None: not written, as in older runs
 
 
+def common_keys(kind: type[Any]) -> list[str]:
+    """List the keys of a group, given its dataclass, that all its options have."""
+    return [each.name for each in dataclasses.fields(kind) if each.name != "options"]
+
+
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     """Move keys that are not fields of dataclass `kind`, as only one mode or engine has them, to the key `options`."""
-    common = {f.name for f in dataclasses.fields(kind)} - {"options"}
+    common = common_keys(kind)
     own = {key: value for key, value in values.items() if key not in common}
     return {**{key: value for key, value in values.items() if key in common}, "options": own}
 

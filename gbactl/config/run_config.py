@@ -25,6 +25,7 @@ from gbactl.config.groups import (
     TrackingConfig,
     TrainConfig,
     TransportConfig,
+    common_keys,
     own_keys,
 )
 from gbactl.errors import ConfigError
@@ -182,7 +183,8 @@ class RunConfig:
 
     def policy_options(self) -> PolicyOptions:
         """Build the options of the mode's policy. Raises ConfigError for an unknown key or an invalid value."""
-        return build(self.mode.policy.Options, self.mode.options, "mode.", f"mode={self.mode.name}")
+        common = common_keys(ModeConfig) if self.mode.target else ()  # typed beside those of a target
+        return build(self.mode.policy.Options, self.mode.options, "mode.", f"mode={self.mode.name}", common)
 
     def fault_plan(self) -> FaultPlan:
         """Build the fault plan. Raises ConfigError for an invalid plan."""

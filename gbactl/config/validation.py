@@ -13,6 +13,7 @@ from gbactl.config.groups import WITH_OPTIONS, ClusterConfig, own_keys
 from gbactl.config.run_config import RunConfig, error_prefix
 from gbactl.errors import ConfigError, require
 from gbactl.models import ModelConfig
+from gbactl.policies.dry_run import dry_run
 from gbactl.switching.auto_controller import MODES
 from gbactl.switching.switch_schedule import name
 
@@ -111,6 +112,9 @@ def _check_place(cfg: RunConfig) -> None:
 def _check_mode(cfg: RunConfig) -> None:
     cfg.policy_options().check_workers(cfg.cluster.workers)
     _check_batches(cfg)
+    if not (kind := cfg.mode.policy).__module__.startswith("gbactl."):
+        workers, batch = cfg.cluster.workers, cfg.train.global_batch
+        dry_run(kind, cfg.policy_options(), workers, cfg.local_batch, batch, cfg.mode.prefetch)
 
 
 def check_transport(cfg: RunConfig) -> None:

@@ -61,6 +61,7 @@ class CoordinatorCore:
             for shard in self.servers.poll():
                 self._on_silent("server", shard)
         if run.training is not None:
+            run.training.check_hand_out()
             self.switch.poll()
             self.replicas.poll(run.training.policy)
 

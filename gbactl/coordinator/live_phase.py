@@ -34,8 +34,9 @@ from gbactl.coordinator.training_phase import (
     order_record,
     step_order,
 )
-from gbactl.errors import WireError
+from gbactl.errors import ClusterError, WireError
 from gbactl.policies import Grant
+from gbactl.policies.dry_run import refusal
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
@@ -129,6 +130,16 @@ class LivePhase:
             worker = self.waiting.popleft()
             if not self.take(worker):
                 self.waiting.append(worker)
+
+    def check_hand_out(self) -> None:
+        """Raise ClusterError where the policy refuses every worker, and no event is left that could change this."""
+        policy = self.policy
+        if policy.leases or policy.exhausted or policy.openings != self._openings or self._uninformed:
+            return
+        if policy.live and policy.live.issubset(self.waiting):
+            kind = type(policy)
+            which = f"mode.target={kind.__module__}.{kind.__qualname__}"
+            raise ClusterError(f"{which} {refusal(policy.phase.samples - policy.ledger.read)}.")
 
     def take(self, worker: int, requested: bool = True) -> bool:
         """Hand a worker its next batch, if the policy allows."""

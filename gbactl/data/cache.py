@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from gbactl.atomic_files import sync_to_disk
-from gbactl.data.cache_writer import WrittenArrays
+from gbactl.configured_classes import own_code_told
+from gbactl.data.cache_writer import DTYPES, WrittenArrays
 from gbactl.data.dataset import (
     FORMAT,
     META,
@@ -33,6 +34,7 @@ from gbactl.data.dataset import (
     read_meta,
 )  # fmt: skip
 from gbactl.data.readers import Source, make_source
+from gbactl.data.remote_files import SourceFile
 from gbactl.errors import DataError
 
 NAMING = 1  # part of what a cache is named after, and so of the fingerprint of its data
@@ -40,6 +42,7 @@ LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "his
 CHECKED_ROWS = 1 << 16
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
 PATHS = ("path", "patterns")  # of files that `sources` lists
+KINDS = ("days", "splits", "parts")  # see `Dataset`
 OWN_PATHS = ("schema", "train", "validation", "test")  # of readers of gbactl; what another one means by them is unknown
 
 
@@ -64,8 +67,13 @@ def _key(cfg_data: Mapping[str, Any], source: Source) -> str:
     for late, default in LATER.items():  # as before these were options, so that the cache keeps its name
         if options.get(late) == default:
             options.pop(late, None)
+    with own_code_told():
+        sources = source.sources()
+    if not (isinstance(sources, Sequence) and all(isinstance(path, SourceFile) for path in sources)):
+        problem = f"{type(source).__module__}.{type(source).__qualname__}.sources returns {sources!r}"
+        raise DataError(f"{problem}, not a list of paths; gbactl.data.text_files.find makes one.")
     try:
-        files = [fingerprint(path) for path in (*source.sources(), *code)]
+        files = [fingerprint(path) for path in (*sources, *code)]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from None
     text = json.dumps([NAMING, name, options, files], sort_keys=True)
@@ -102,6 +110,13 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
 
 def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     """Raise DataError where a reader has written arrays that its schema does not allow."""
+    for name in built.schema.arrays:
+        if not (path := folder / f"{name}.npy").exists():
+            raise DataError(f"{reader} writes no {name}.npy; gbactl.data.cache_writer.write_all writes all arrays.")
+        array, axes = np.load(path, mmap_mode="r"), 2 if name in ("numeric", "ids") else 1
+        if (array.dtype, array.ndim) != (DTYPES[name], axes):
+            written = f"{name}.npy of {array.dtype} and shape {list(array.shape)}"
+            raise DataError(f"{reader} writes {written}, not {DTYPES[name]} with {axes} axes.")
     schema, whole, columns = built.schema, map_arrays(folder, built.schema), built.schema.columns
     shape = whole.numeric.shape[1], whole.ids.shape[1], len(built.field_names)
     if shape != (wanted := (schema.numeric, columns, schema.fields)):
@@ -110,6 +125,11 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     labels, numeric, ids = len(whole.labels), len(whole.numeric), len(whole.ids)
     if not labels == numeric == ids:
         raise DataError(f"{reader} writes {labels} labels, {numeric} rows of numeric features and {ids} rows of ids.")
+    if built.kind not in KINDS:
+        raise DataError(f"{reader} writes data of kind {built.kind!r}, not one of {', '.join(KINDS)}.")
+    for split, first, end in built.splits:
+        if not 0 <= first <= end <= labels:
+            raise DataError(f"{reader} writes {labels} rows, and says that {split} has those from {first} to {end}.")
     for low in range(0, len(whole), CHECKED_ROWS):
         chunk = whole.slice(low, min(low + CHECKED_ROWS, len(whole)))
         if chunk.jagged is not None:
@@ -131,9 +151,17 @@ def _build(name: str, key: str, source: Source, place: Path, progress: Progress)
         shutil.rmtree(stale, ignore_errors=True)
     folder.mkdir()
     try:
-        built = source.build(folder, progress)
-        if built.schema.lists or _foreign_code(source):
-            _check_arrays(folder, built, f"{type(source).__module__}.{type(source).__qualname__}")
+        with own_code_told():
+            built = source.build(folder, progress)
+        reader = f"{type(source).__module__}.{type(source).__qualname__}"
+        if not isinstance(built, WrittenArrays):
+            raise DataError(f"{reader}.build returns {built!r}, not gbactl.data.cache_writer.WrittenArrays.")
+        try:
+            if _foreign_code(source) or built.schema.lists:
+                _check_arrays(folder, built, reader)
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"{reader}.build returns WrittenArrays with a value of a wrong type"
+            raise DataError(f"{problem} ({type(error).__name__}: {error}).") from error
         progress("checksums", 1.0)
         (folder / META).write_text(json.dumps(_meta(name, key, built, folder), indent=1), "utf-8")
         for path in (*folder.iterdir(), folder):

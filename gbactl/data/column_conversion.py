@@ -18,6 +18,7 @@ ISO = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S%
 SCALES = ((1e11, 1e6), (1e14, 1e3), (1e17, 1.0))  # limit of seconds, milliseconds, microseconds; microseconds in one
 LAST_DAY_NUMBER = 100_000_000  # a larger number is a moment
 WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
+GROUPED = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?$"  # 1,234,567.8
 
 
 def _chosen(expression: pl.Expr) -> pl.Series:
@@ -36,10 +37,20 @@ def texts(column: pl.Series) -> pl.Series:
     return written.str.strip_chars().replace("", None)
 
 
-def numbers(column: pl.Series) -> pl.Series:
-    """Convert a column to Float64; null where it is missing or no number."""
-    bare = column.str.strip_chars() if column.dtype == pl.String else column
-    return bare.cast(pl.Float64, strict=False).fill_nan(None)
+def numbers(column: pl.Series, decimal: str = ".") -> pl.Series:
+    """Convert a column to Float64; null where it is missing or no number.
+
+    `decimal`: the point or comma before the decimals of a text. The other one may be between groups of three digits."""
+    if column.dtype != pl.String:
+        return column.cast(pl.Float64, strict=False).fill_nan(None)
+    bare = column.str.strip_chars()
+    if decimal == ",":
+        bare = bare.str.replace_many([",", "."], [".", ","])
+    found = bare.cast(pl.Float64, strict=False)
+    if found.null_count() > bare.null_count():
+        grouped = _chosen(pl.when(bare.str.contains(GROUPED)).then(bare.str.replace_all(",", "", literal=True)))
+        found = found.fill_null(grouped.cast(pl.Float64, strict=False))
+    return found.fill_nan(None)
 
 
 def _parsed(written: pl.Series, form: str) -> pl.Series:
@@ -102,11 +113,21 @@ def ids_of(column: pl.Series, field: int, buckets: int) -> NDArray[np.int32]:
     return to_ids(written, field, buckets, whole)
 
 
+def in_brackets(written: pl.Series) -> pl.Series:
+    """Return which texts are in brackets, as lists are that Python, JSON or PostgreSQL has written."""
+    return written.str.contains(r"(?s)^[\[({].*[\])}]$")
+
+
 def _flat(column: pl.Series, separator: str) -> tuple[NDArray[np.int64], pl.Series]:
-    """Return the length of each row's list, int64[n], and the values of all lists one after the other."""
-    found = column if column.dtype.is_nested() else texts(column).str.split(separator)
-    lengths = found.list.len().fill_null(0).to_numpy().astype(np.int64)
-    return lengths, found.filter(pl.Series(lengths > 0)).explode()
+    """Return the length of each row's list, int64[n], and the values of all lists one after the other.
+
+    Of a text such as ["a", "b"] the brackets and quotation marks are left out."""
+    if not column.dtype.is_nested():
+        written = texts(column)
+        bare = written.str.replace_all(r"""[\[\](){}"']""", "")
+        column = texts(_chosen(pl.when(in_brackets(written)).then(bare).otherwise(written))).str.split(separator)
+    lengths = column.list.len().fill_null(0).to_numpy().astype(np.int64)
+    return lengths, column.filter(pl.Series(lengths > 0)).explode()
 
 
 def lists_of(

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from gbactl.errors import ConfigError, DataError, MissingDependencyError
 
 EXTRAS = ("s3", "gs")
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
+_URL = re.compile(r"(\w+::)*[a-z][a-z0-9+.-]+://")
 
 
 def is_remote(path: str) -> bool:
@@ -74,7 +74,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     """Connect to the storage of a URL; return fsspec's file system and the path in it."""
     import fsspec
 
-    protocol = url.partition("://")[0]
+    protocol = url.partition("://")[0].rpartition("::")[2]
     try:
         return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
     except ImportError as error:
@@ -116,4 +116,10 @@ def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:
             files = [each for each in inside if any(fnmatch.fnmatch(each.rpartition("/")[2], p) for p in patterns)]
     if not files:
         raise DataError(f"{url} has no file that matches; type the URL of a file.")
-    return [RemoteFile(filesystem.unstrip_protocol(each)) for each in files]
+    first, chained, rest = url.partition("::")
+    urls = [str(filesystem.unstrip_protocol(each)) for each in files]
+    if chained and "://" in first:  # zip://*.csv::s3://bucket/t.zip
+        urls = [f"{each}::{rest}" for each in urls]
+    elif chained:  # simplecache::s3://bucket/*.csv
+        urls = [f"{url.rpartition('::')[0]}::{each}" for each in urls]
+    return [RemoteFile(each) for each in urls]

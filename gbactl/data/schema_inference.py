@@ -6,6 +6,7 @@ it: training reads the file alone.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -18,55 +19,52 @@ import polars as pl
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.conf_catalogue import as_yaml
 from gbactl.data.cache_writer import DEFAULT_DAYS
-from gbactl.data.column_conversion import DAY, lists_of, numbers, texts, timestamps
+from gbactl.data.column_conversion import DAY, in_brackets, lists_of, numbers, texts, timestamps
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError
 
 SAMPLE = 100_000  # rows that are looked at
-TOKENS = (
-    "NA",
-    "N/A",
-    "n/a",
-    "NULL",
-    "null",
-    "NaN",
-    "nan",
-    "None",
-    "\\N",
-    "?",
-    "-",
-    ".",
-)  # may stand for a missing value
+TOKENS = (  # may stand for a missing value
+    "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "None", "\\N", "?", "-", ".",
+)  # fmt: skip
 LABELS = (
     "label", "click", "clicked", "is_click", "is_clicked", "target", "y", "class", "outcome", "converted", "conversion",
     "is_attributed", "response", "purchased",
 )  # fmt: skip
-POSITIVE = ("1", "yes", "y", "true", "t", "positive", "click", "clicked", "success", "buy")
+POSITIVE = (
+    "1", "yes", "y", "true", "t", "positive", "click", "clicked", "success", "buy", "won", "ja", "oui", "si", "sim",
+)  # fmt: skip
 TIME_NAME = re.compile(r"time|date|hour|(^|_)(ts|dt|day|at|when)($|_)", re.IGNORECASE)
 USER_NAME = re.compile(r"(user|uid|customer|member|visitor|client|account)([ _-]?id)?", re.IGNORECASE)
 CODE_NAME = re.compile(
-    r"(^|[ _-])(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|site|region|city|country|item|"
-    r"product|ad|brand)$",
+    r"(^|[ _-]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|"
+    r"site|region|city|country|item|product|ad|brand)$",
     re.IGNORECASE,
 )
+DATES = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y", "%d/%b/%Y")
 FORMATS = tuple(
     f"{date}{time}"
-    for date in ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m/%d/%y")
-    for time in ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+    for date in ("%Y/%m/%d", *DATES, *(each.replace("%Y", "%y") for each in DATES))
+    for time in ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 )
+NUMBER_FORMATS = {"%Y%m%d": 8, "%y%m%d%H": 8, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}  # with their numbers of digits
 SEQUENCE_NAME = re.compile(r"hist|seq|recent|seen|visited|viewed|clicked|watched|session|last", re.IGNORECASE)
 LIST_SEPARATORS = ("|", ";", ",", "^", " ")
 LEAST_PARTED = 0.2  # share of the cells of a multi-valued column that have its separator
 LONGEST_VALUE = 32  # mean characters of the values of a list
 MOST_VALUES = 512
+UNITS = r"[$€£¥%]|^[A-Z]{3}\s|\s[A-Za-z]{1,3}$"  # of money, of shares, of measures
+MOST_ODD = 0.1  # share of the cells of a column otherwise of numbers
+YEAR_1900 = -70 * 365 * DAY
 EPOCH = (6e8, 2.6e9)  # seconds since 1970 from 1989 to 2052
-FEW_NUMBERS = 20  # whole numbers that are rather categories
+FEW_NUMBERS = 24  # whole numbers that are rather categories, as hours are
 FREE_TEXT = 60  # mean length of a text that is no category
 LEAST_BUCKETS, MOST_BUCKETS = 1 << 10, 1 << 17
 MOST_DAYS, ROWS_A_DAY = 60, 100
 GLOBAL_BATCH = 2048
+FEW_ROWS = 100  # of a day
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Inferred:
-    """Guess of a table's schema; `whole`: whether all rows of the file were looked at."""
+    """Guess of a table's schema by the first one of its `files`.
+
+    `whole`: whether all rows of that file were looked at, `rows` of about `total`; `ragged`: the share of rows whose
+    number of cells is another one than the header's, and `first_ragged` what is wrong with the first of them."""
 
     file: SourceFile
     guesses: tuple[Guess, ...]
@@ -102,11 +103,26 @@ class Inferred:
     missing: tuple[str, ...]
     rows: int
     whole: bool
+    total: int
+    ragged: float
+    first_ragged: str
+    files: int
 
     @property
     def looked_at(self) -> str:
         """Number of rows that the guesses rest on, in words."""
         return f"all {self.rows:,} rows" if self.whole else f"the first {self.rows:,} rows"
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what is unusual about the table as a whole."""
+        found = [f"It is the first of {self.files} files, which should have the same columns."] * (self.files > 1)
+        if self.ragged:
+            count = f"{'' if self.whole else 'About '}{round(self.ragged * self.total):,}"
+            found.append(f"{count} rows are ragged and will be left out; the first: {self.first_ragged}.")
+        if self.whole and self.rows_a_day < FEW_ROWS:
+            found.append(f"A day has about {self.rows_a_day} rows: too few for an AUC that is more than chance.")
+        return found
 
     def text(self) -> str:
         """Write the schema file."""
@@ -123,22 +139,33 @@ class Inferred:
     def commands(self, path: str, schema: str) -> list[str]:
         """List the commands to type next; `path`: that of the tables, `schema`: that of the new schema file."""
         data = ["data=table", _override("data.path", path), _override("data.schema", schema)]
-        small, unlabelled = self._global_batch(), self._unlabelled()
-        data += [f"data.max_bad_lines={unlabelled}"] if unlabelled else []
+        small, unreadable = self._global_batch(), self._unreadable()
+        data += [f"data.max_bad_lines={unreadable}"] if unreadable else []
         batch = [f"train.global_batch={small}"] if small else []
         return [
             shlex.join(["gbactl", "train", "-m", "mode=sync,async,gba", "seed=1,2,3", *data, *batch]),
             "gbactl report",
         ]
 
-    def _unlabelled(self) -> int:
-        """Count the rows without a label, which training has to leave out; 0 where not all rows were looked at."""
-        return round(self.rows * next(each.missing for each in self.guesses if each.kind == "label")) * self.whole
+    def _unreadable(self) -> int:
+        """Count the rows that training has to leave out: ragged ones, and those without a label.
+
+        Where not all rows were looked at, twice as many as there are at the same rate."""
+        lacking = self.ragged + next(each.missing for each in self.guesses if each.kind == "label")
+        known = self.whole and self.files == 1
+        return round(lacking * self.total) if known else math.ceil(2 * lacking * self.total * self.files)
+
+    @property
+    def rows_a_day(self) -> int:
+        """Number of rows of a day, about; it is larger where not all rows were looked at."""
+        kinds = {each.kind: each.distinct for each in self.guesses}
+        if "day" in kinds:
+            return self.rows // kinds["day"]
+        return self.rows if self.files > 1 and "time" not in kinds else self.rows * self.files // DEFAULT_DAYS
 
     def _global_batch(self) -> int | None:
         """Choose a global batch that gives a day of a small table some steps; None where the default will do."""
-        days_there = next((each.distinct for each in self.guesses if each.kind == "day"), DEFAULT_DAYS)
-        steps = self.rows // max(1, days_there) // 20
+        steps = self.rows_a_day // 20
         return None if not self.whole or steps >= GLOBAL_BATCH else max(16, 1 << max(0, steps.bit_length() - 1))
 
 
@@ -146,37 +173,83 @@ def _override(key: str, value: str) -> str:
     return f"{key}={value}" if re.fullmatch(r"[\w./:@~+-]+", value) else f'{key}="{value}"'
 
 
-def infer(file: SourceFile, label: str | None = None) -> Inferred:
-    """Guess the schema of a table; `label`: name of the label column, if known. Raises ConfigError or DataError."""
-    names = columns_of(file, TextForm())
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"{file} has {names.count(twice)} columns {twice}; give each a name of its own.")
-    frame, whole = _sample(file)
+def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferred:
+    """Guess the schema of a table by the first one of its `files`. Raises ConfigError or DataError.
+
+    `label`: name of the label column, or COLUMN=VALUE with the text of a click, if known."""
+    names, separator = columns_of(file, TextForm()), separator_of(file)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None and _is_number(twice):
+        raise _no_header(file, names, separator)
+    if twice is not None:
+        raise DataError(
+            f"{file} has {names.count(twice)} columns {twice or 'without a name'}; give each a name of its own."
+        )
+    ragged = BadLines(SAMPLE)
+    frame, read, share = _sample(file, ragged)
+    whole = read <= SAMPLE
+    if separator is not None and not _has_header(frame):
+        raise _no_header(file, names, separator)
     missing = ("", *(token for token in TOKENS if any(token in _tokens(frame[name]) for name in frame.columns)))
     frame = frame.with_columns(pl.col(pl.String).replace(dict.fromkeys(missing, None)))
     chosen = _label(file, frame, label)
+    if whole and chosen.distinct < 2:
+        [only] = _values(frame[chosen.name]) or ["missing"]
+        raise DataError(f"All {len(frame):,} rows have the label {only} ({chosen.name}); a label needs two values.")
     guesses, seen = list[Guess](), set[str]()
     months = any("month" in name.lower() for name in names)
     for name in frame.columns:
-        guess = chosen if name == chosen.name else _column(frame[name], seen, whole, months)
+        guess = chosen if name == chosen.name else _column(frame[name], seen, whole, months, separator == ";")
         seen.add("clock" if guess.kind in ("time", "day") else guess.kind)
         guesses.append(guess)
     if not seen & {"numeric", "categorical", "multi", "sequence", "user"}:
         raise DataError(f"{file} has no column that could be a feature; write a schema file by hand.")
-    return Inferred(file, tuple(guesses), separator_of(file), missing, len(frame), whole)
+    total = read if whole else round(read / share)
+    return Inferred(
+        file, tuple(guesses), separator, missing, len(frame), whole, total, ragged.count / read, ragged.first, files
+    )
 
 
-def _sample(file: SourceFile) -> tuple[pl.DataFrame, bool]:
-    """Read the first rows of a table; return also whether these are all."""
-    frames, rows = list[pl.DataFrame](), 0
-    for chunk in read_table(file, TextForm(), None, BadLines(SAMPLE), lambda stage, fraction: None):
-        frames.append(chunk.frame[: SAMPLE + 1 - rows])
-        rows += len(frames[-1])
-        if rows > SAMPLE:
-            break
+def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, float]:
+    """Return the first rows of a table, at most SAMPLE, the number of rows that were read, and their share of all."""
+    frames, rows, share, shares = list[pl.DataFrame](), 0, 0.0, [0.0]
+    for chunk in read_table(file, TextForm(), None, ragged, lambda stage, fraction: shares.append(fraction)):
+        if rows > SAMPLE and shares[-1] > share:
+            break  # beyond the block of which the share is known
+        frames.append(chunk.frame[: max(0, SAMPLE - rows)])
+        rows, share = rows + len(chunk.frame), shares[-1]
+    if not rows and ragged.count:
+        raise DataError(
+            f"{ragged.first}, and no row has as many; remove what stands above the header, such as a comment or a "
+            f"title, for instance by: tail -n +2 {file} > NEW_FILE"
+        )
     if not rows:
         raise DataError(f"{file} has no rows below its header.")
-    return pl.concat(frames)[:SAMPLE], rows <= SAMPLE
+    return pl.concat(frames), rows, share or 1.0
+
+
+def _is_number(text: str) -> bool:
+    return not numbers(pl.Series([text])).null_count()
+
+
+def _has_header(frame: pl.DataFrame) -> bool:
+    """Return whether any column's name differs from the cells below it, as those of a first row of data do not."""
+    filled = [name for name in frame.columns if frame[name].null_count() < len(frame)]
+    numeric = [name for name in filled if not numbers(frame[name].drop_nulls()).null_count()]
+    counted = [[str(first + i) for i in range(len(frame.columns))] for first in (0, 1)]  # as programs make them
+    if not numeric or not all(map(_is_number, numeric)) or frame.columns in counted:
+        return True
+    texts_often = [name for name in filled if name not in numeric and frame[name].n_unique() < len(frame) / 2]
+    return any(name not in frame[name] for name in texts_often)
+
+
+def _no_header(file: SourceFile, names: list[str], separator: str | None) -> DataError:
+    shown, mark = (separator or ",").join(names)[:60], "\\t" if separator == "\t" else separator or ","
+    made = mark.join(f"c{i + 1}" for i in range(len(names)))
+    return DataError(
+        f"{file} seems to have no header, as its first line is {shown!r}; put one above it, for instance by: "
+        f"sed '1i {made}' {file} > NEW_FILE"
+    )
 
 
 def _tokens(column: pl.Series) -> set[str]:
@@ -184,7 +257,7 @@ def _tokens(column: pl.Series) -> set[str]:
     if column.dtype != pl.String:
         return set()
     distinct = texts(column).drop_nulls().unique()
-    odd = distinct.filter(numbers(distinct).is_null())
+    odd = distinct.filter(numbers(distinct).is_null() & numbers(distinct, ",").is_null())
     if not len(odd) or len(odd) == len(distinct) or len(odd) > len(TOKENS):
         odd = distinct.filter(timestamps(distinct).is_null())
     found = set(odd.to_list())
@@ -218,7 +291,7 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
         return _as_label(frame[wanted], "as typed")
     flat = [name for name in frame.columns if not frame[name].dtype.is_nested() and frame[name].dtype != pl.Binary]
     two = [name for name in flat if _facts(frame[name])[0] == 2]
-    named = [name for known in LABELS for name in two if name.lower() == known]
+    named = [name for known in LABELS for name in (two or flat) if name.strip().lower() == known]
     if named:
         return _as_label(frame[named[0]], "by its name")
     binary = [name for name in two if set(_values(frame[name])) <= {"0", "1"}]
@@ -226,13 +299,15 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
         return _as_label(frame[binary[0]], "the only column of 0 and 1")
     if not binary and two[-1:] == frame.columns[-1:]:
         return _as_label(frame[two[-1]], "the last column, and it has two values")
-    listed = f"; these have two values: {', '.join((binary or two)[:20])}" if two else ""
-    raise ConfigError(f"No column of {file} is clearly the label{listed}; type --label COLUMN.")
+    shown = f"these have two values: {', '.join(binary or two)}" if two else f"there are: {', '.join(frame.columns)}"
+    more = "" if two else ", or --label COLUMN=VALUE with the value of a click"
+    raise ConfigError(f"No column of {file} is clearly the label; {shown[:300]}; type --label COLUMN{more}.")
 
 
 def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess:
     (distinct, missing), values = _facts(column), _values(column)
-    number = numbers(texts(column)).drop_nulls()
+    written = texts(column).drop_nulls()
+    number, decimal = _numbers(written, False)
     lacking = f"; {missing:.1%} missing, which data.max_bad_lines leaves out" if missing else ""
 
     def made(reason: str, **options: Any) -> Guess:
@@ -247,26 +322,27 @@ def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess
         return made("")
     if distinct == 2:
         known = [each for each in values if each.lower() in POSITIVE]
-        numeric = [max(values, key=float)] if len(number) == len(column.drop_nulls()) else []
+        numeric = [] if number.null_count() else [written[int(number.arg_max() or 0)]]
         positive = (known or numeric or values)[0]
         return made(
             f"; a click is {positive}, not {next(each for each in values if each != positive)}", positive=positive
         )
-    if len(number) and len(number) == len(column.drop_nulls()):
+    if len(number) and not number.null_count():
         sizes = np.sort(number.to_numpy())
         upper = sizes[sizes > sizes[(len(sizes) - 1) // 2]]
         least = float(upper[0] if len(upper) else sizes[-1])  # so that at most half of the rows are clicks
-        return made(f"; a click is {least:g} or more", at_least=least)
+        return made(f"; a click is {least:g} or more", at_least=least, **_decimal(decimal))
     such = f"such as {', '.join(values[-3:])}" if values else "all of them missing"
     raise ConfigError(
         f"The label {column.name} has {distinct} values, {such}; type --label {column.name}=VALUE with that of a click."
     )
 
 
-def _column(column: pl.Series, seen: set[str], whole: bool, months: bool) -> Guess:
+def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decimal_comma: bool) -> Guess:
     """Guess the kind of a column other than the label; `seen`: kinds of the columns before it.
 
-    `months`: the table has a column of months, so that numbers of days are days of a month, which are in no order."""
+    `months`: the table has a column of months, so that numbers of days are days of a month, which are in no order.
+    `decimal_comma`: whether 1,234 is rather 1.234."""
     distinct, missing = _facts(column)
     guess = Guess(column.name, {"kind": "ignore"}, "", distinct, missing)
     if isinstance(column.dtype, pl.List) and not column.dtype.inner.is_nested():
@@ -277,33 +353,64 @@ def _column(column: pl.Series, seen: set[str], whole: bool, months: bool) -> Gue
         return replace(guess, why="one value alone" if distinct else "always missing")
     found = _clock(column, guess, whole, months)
     if found is not None and missing:
-        return replace(guess, why=f"a time, {missing:.1%} of which is missing")
+        lacking = f"a time, {missing:.1%} of which is missing"
+        return replace(guess, why=f"{lacking}; with kind: time, data.max_bad_lines leaves such rows out")
     if found is not None:
         return found if "clock" not in seen else replace(guess, why="a further time; one is possible")
-    written = texts(column)
+    written = texts(column).drop_nulls()
     if "user" not in seen and USER_NAME.fullmatch(column.name):
         return _categorical(guess, "user", "by its name", whole)
-    number = numbers(written)
-    numeric = number.null_count() == written.null_count()
-    integer = numeric and bool((number == number.floor()).all())
-    rows = len(written) - written.null_count()
-    separator = None if numeric else _separator(written.drop_nulls())
+    number, decimal = _numbers(written, decimal_comma)
+    numeric, rows = not number.null_count(), len(written)
+    if numeric and written.cast(pl.Float64, strict=False).null_count():
+        return _numeric(number, guess, decimal)
+    integer, code = numeric and bool((number == number.floor()).all()), CODE_NAME.search(column.name)
+    if not numeric and not code and distinct > FEW_NUMBERS and (reason := _almost_numbers(written, number)):
+        return replace(guess, why=reason)
+    separator = None if numeric else _separator(written)
     if separator is not None:
         return _list(column, guess, f"values apart by {separator!r}", {"separator": separator})
     if (integer or not numeric) and distinct > max(50, 0.98 * rows):
         return replace(guess, why="every value is another one, as of an id")
-    if not numeric and float(written.drop_nulls().str.len_chars().to_numpy().mean()) > FREE_TEXT:
+    if not numeric and float(written.str.len_chars().to_numpy().mean()) > FREE_TEXT:
         return replace(guess, why="free text")
-    if integer and (CODE_NAME.search(column.name) or distinct <= FEW_NUMBERS):
+    if integer and (code or distinct <= FEW_NUMBERS):
         why = f"{distinct:,} whole numbers" if distinct <= FEW_NUMBERS else "numbers that are ids, by its name"
         return _categorical(guess, "categorical", why, whole)
     if numeric:
-        return _numeric(number.drop_nulls(), guess)
+        return _numeric(number, guess)
     return _categorical(guess, "categorical", f"{distinct:,} texts", whole)
+
+
+def _numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, str]:
+    """Return a column's numbers, null where a cell is none, and the mark before their decimals.
+
+    `decimal_comma`: whether 1,234 is rather 1.234. Commas between groups of three digits alone are of a list if no
+    cell shows that the groups are of one number, by a shorter first group or a group that begins with 0."""
+    point, comma = numbers(written), numbers(written, ",")
+    has_comma = bool(written.str.contains(",", literal=True).any())
+    if not comma.null_count() and (point.null_count() or (decimal_comma and has_comma)):
+        return comma, ","
+    if not point.null_count() and has_comma and not written.str.contains(r"(^|\D)\d{1,2},|,0").any():
+        return written.cast(pl.Float64, strict=False), "."
+    return (point, ".") if point.null_count() <= comma.null_count() else (comma, ",")
+
+
+def _almost_numbers(written: pl.Series, number: pl.Series) -> str | None:
+    """Return what to do about a column of numbers with units, or with few cells that are none; None for any other."""
+    odd = written.filter(number.is_null())
+    bare = odd.str.replace_all(UNITS, "")
+    if (bare != odd).all() and any(not numbers(bare, decimal).null_count() for decimal in ".,"):
+        return f"numbers with a unit, such as {odd[0]}; write them without it for kind: numeric"
+    if len(odd) <= MOST_ODD * len(written):
+        return f"numbers, but for {odd[0]} and the like; add these to missing: for kind: numeric"
+    return None
 
 
 def _separator(written: pl.Series) -> str | None:
     """Return the separator of a column of lists: one that most cells have, between short texts that occur often."""
+    if in_brackets(written).all() and not written.str.contains(":", literal=True).any():
+        return next((each for each in (",", " ") if written.str.contains(each, literal=True).any()), None)
     for separator in LIST_SEPARATORS:
         cells = written.str.contains(separator, literal=True)
         if float(cells.to_numpy().mean()) < LEAST_PARTED:
@@ -330,12 +437,19 @@ def _list(column: pl.Series, guess: Guess, reason: str, options: dict[str, Any])
     return replace(made, options={"kind": kind, **options, "max_length": most, **made.options}, distinct=guess.distinct)
 
 
-def _numeric(number: pl.Series, guess: Guess) -> Guess:
+def _numeric(number: pl.Series, guess: Guess, decimal: str | None = None) -> Guess:
+    """Guess the transform of numbers; `decimal`: the mark before their decimals where marks are other than usual."""
     values = number.to_numpy()
     low, high, middle, mean = (float(of(values)) for of in (np.min, np.max, np.median, np.mean))
     skewed = low >= 0 and high > 100 and mean > 1.5 * middle
     why = f"numbers from {low:g} to {high:g}" + (f", most of them small (half below {middle:g})" if skewed else "")
-    return replace(guess, options={"kind": "numeric", "transform": "log1p" if skewed else "standardize"}, why=why)
+    why += {None: "", ".": ", with commas between thousands", ",": ", with a decimal comma"}[decimal]
+    transform = "log1p" if skewed else "standardize"
+    return replace(guess, options={"kind": "numeric", "transform": transform, **_decimal(decimal)}, why=why)
+
+
+def _decimal(mark: str | None) -> dict[str, str]:
+    return {"decimal": mark} if mark == "," else {}
 
 
 def _categorical(guess: Guess, kind: str, why: str, whole: bool) -> Guess:
@@ -374,7 +488,7 @@ def _time_format(column: pl.Series) -> tuple[str | None, str | None]:
     number = numbers(written)
     if not number.null_count():
         return _numeric_time(column.name, written, number)
-    if not timestamps(written).null_count():
+    if _parsed_all(written, None):
         return None, "times"
     for form in FORMATS:
         if not _parsed_all(written[:100], form):
@@ -390,18 +504,20 @@ def _numeric_time(name: str, written: pl.Series, number: pl.Series) -> tuple[str
     if not TIME_NAME.search(name) or not (number == number.floor()).all():
         return None, None
     low, high = float(number.to_numpy().min()), float(number.to_numpy().max())
-    if low >= 19000101 and high <= 22001231 and _parsed_all(written, "%Y%m%d"):
-        return "%Y%m%d", "dates"
-    if (written.str.len_chars() == 8).all() and _parsed_all(written, "%y%m%d%H"):
-        return "%y%m%d%H", "hours"
+    for form, digits in NUMBER_FORMATS.items():
+        year = int(str(int(low))[:4]) if "%Y" in form else 1970
+        if (written.str.len_chars() == digits).all() and 1900 <= year <= 2200 and _parsed_all(written, form):
+            return form, f"times written as {form}"
     if any(EPOCH[0] * scale <= low and high <= EPOCH[1] * scale for scale in (1, 1e3, 1e6, 1e9)):
         return None, "seconds since 1970, or parts of them"
     few = low >= 0 and high < 100_000 and written.n_unique() <= 1000 and re.search("day|date|dt", name, re.IGNORECASE)
     return (None, "day") if few and not re.search("week", name, re.IGNORECASE) else (None, None)
 
 
-def _parsed_all(written: pl.Series, form: str) -> bool:
+def _parsed_all(written: pl.Series, form: str | None) -> bool:
+    """Return whether all texts are times of a format, and of years such as 2024, not 24."""
     try:
-        return not timestamps(written, form).null_count()
+        found = timestamps(written, form)
     except ConfigError:
         return False
+    return not found.null_count() and bool((found > YEAR_1900).all())

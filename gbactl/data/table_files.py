@@ -7,8 +7,13 @@ since only the schema knows what they are; those of Parquet come with their own 
 
 from __future__ import annotations
 
+import codecs
 import csv
+import functools
 import io
+import re
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +35,7 @@ BUFFER = 1 << 20  # bytes of a column of Parquet that are fetched at once
 SEPARATORS = (",", "\t", ";", "|")
 PARQUET = b"PAR1"
 ZIP = b"PK\x03\x04"
+RELEASE_SECONDS, SETTLE_SECONDS = 10.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -74,24 +80,28 @@ def _content(file: SourceFile, raw: BinaryIO) -> io.BufferedReader:
 
 def _header(file: SourceFile, raw: BinaryIO, form: TextForm) -> tuple[list[str], str]:
     """Return the column names of a text table and its separator. Raises DataError."""
-    line = _content(file, raw).readline(BLOCK)
+    content = _content(file, raw)
+    line = content.readline(BLOCK)
+    while line.count(b'"') % 2 and len(line) < BLOCK and (more := content.readline(BLOCK)):
+        line += more  # a quoted cell has a line end
     raw.seek(0)
     if not line.strip():
         raise DataError(f"{file} is empty, or begins with an empty line; its first line has to be a header.")
     if line.startswith(ZIP):
-        raise DataError(f"{file} is a ZIP archive; unpack it, and name the table in it.")
+        raise DataError(f"{file} is a ZIP archive or an Excel file; unpack it or save it as CSV, and name the table.")
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise DataError(_not_utf8(file)) from None
-    if "\r" in text:
+        raise DataError(_not_utf8(file, line)) from None
+    if re.search(r"\r(?!\n)", text):
         raise DataError(f"{file} ends its lines by \\r alone; convert it by: tr '\\r' '\\n' < {file} > NEW_FILE")
-    separator = form.separator or max(SEPARATORS, key=text.count)
-    return next(csv.reader([text], delimiter=separator)), separator
+    separator = form.separator or max(SEPARATORS, key=re.sub('"[^"]*"', "", text).count)
+    return next(csv.reader(io.StringIO(text, newline=""), delimiter=separator)), separator
 
 
-def _not_utf8(file: SourceFile) -> str:
-    return f"{file} is not UTF-8 text; convert it, for instance by: iconv -f latin1 -t utf-8 {file} > NEW_FILE"
+def _not_utf8(file: SourceFile, head: bytes = b"") -> str:
+    encoding = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
+    return f"{file} is not UTF-8 text; convert it, for instance by: iconv -f {encoding} -t utf-8 {file} > NEW_FILE"
 
 
 def columns_of(file: SourceFile, form: TextForm) -> list[str]:
@@ -163,18 +173,20 @@ def _read_text(
     header, separator = _header(file, raw, form)
     skipped: list[Any] = []
 
-    def ragged(row: Any) -> str:
+    def ragged(kept: Any, row: Any) -> str:
         skipped.append(row)
         return "skip" if bad.count + len(skipped) - counted <= bad.limit else "error"
 
-    first, counted = 2, 0
+    first, counted, reader, whole = 2, 0, None, False
+    content = _content(file, raw)
+    alone = sys.getrefcount(content)
     missing = [each for each in form.missing if each] + ([""] if "" in form.missing else [])
     try:
         reader = pa.csv.open_csv(
-            pa.PythonFile(_content(file, raw), mode="r"),
+            pa.PythonFile(content, mode="r"),
             read_options=pa.csv.ReadOptions(block_size=BLOCK, use_threads=False),
             parse_options=pa.csv.ParseOptions(
-                delimiter=separator, newlines_in_values=True, invalid_row_handler=ragged
+                delimiter=separator, newlines_in_values=True, invalid_row_handler=functools.partial(ragged, content)
             ),
             convert_options=pa.csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()), include_columns=list(columns or header),
@@ -185,6 +197,7 @@ def _read_text(
             batch = next(reader, None)
             counted = _count(file, skipped, counted, bad)
             if batch is None:
+                whole = True
                 return
             places = [row.number for row in skipped if row.number]
             frame = _frame(batch)
@@ -195,6 +208,12 @@ def _read_text(
         _count(file, skipped, counted, bad)
         if "Empty CSV" not in str(error):  # as of a header alone, without a line end
             raise _explained(file, error, separator) from None
+    finally:
+        if not whole:  # a process that ended while a thread of pyarrow has yet to free what it read would be aborted
+            reader, until = None, time.monotonic() + RELEASE_SECONDS
+            while sys.getrefcount(content) > alone and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(SETTLE_SECONDS)
 
 
 def _count(file: SourceFile, skipped: list[Any], counted: int, bad: BadLines) -> int:

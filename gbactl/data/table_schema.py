@@ -26,6 +26,7 @@ from gbactl.errors import ConfigError, DataError
 
 TIME_FIELDS = {"hour": 24, "weekday": 7}
 LARGEST_SCHEMA = 16 << 20
+Decimal = Literal[".", ","]  # before the decimals of a number that is written as text
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Label(Kind):
     most: ClassVar[int | None] = 1
     positive: str | int | float | None = None
     at_least: Annotated[float, Bounds(at_least=-3e38, at_most=3e38)] | None = None
+    decimal: Decimal = "."
 
     def check(self, key: str) -> None:
         """Raise ConfigError if both `positive` and `at_least` are given."""
@@ -58,6 +60,7 @@ class Numeric(Kind):
 
     transform: Literal["none", "log1p", "standardize", "bucketize"] = "none"
     buckets: Annotated[int, Bounds(at_least=2, at_most=100_000)] = 16  # of bucketize
+    decimal: Decimal = "."
 
 
 @dataclass(frozen=True)

@@ -182,15 +182,15 @@ def read_all(paths: Sequence[SourceFile], progress: Progress) -> Iterator[tuple[
 
 
 class BadLines:
-    """Counter of unreadable lines, limited by `data.max_bad_lines`."""
+    """Counter of unreadable lines, limited by `data.max_bad_lines`; `first`: description of the first one."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.count = 0
+        self.count, self.first = 0, ""
 
     def add(self, where: str, reason: str) -> None:
         """Count an unreadable line. Raises DataError if there are more than `data.max_bad_lines`."""
-        self.count += 1
+        self.count, self.first = self.count + 1, self.first or f"{where}: {reason}"
         if self.count > self.limit:
             hint = f"fix it or type data.max_bad_lines={max(100, 10 * self.limit)} to skip such lines."
             raise DataError(f"{where}: {reason}; {hint}")

@@ -30,7 +30,7 @@ from gbactl.engine.fork_server import (
     thread_environment,
 )
 from gbactl.engine.signals import deferred
-from gbactl.nodes.child_main import FAILED_LINE, NOTICED_LINE
+from gbactl.nodes.child_main import ENDS_RUN, FAILED_LINE, NOTICED_LINE
 from gbactl.wire.auth import Peer
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
@@ -74,9 +74,14 @@ class ChildProcess:
         code = self.process.poll()
         if code is None or code == 0:
             return None
-        if code < 0:
+        if code < 0 and not self.ends_run:
             return f"{self.name} (pid {self.process.pid}) was killed by {_signal(-code)}."
         return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether a child failed by what its replacement would fail by, too, such as the user's own code."""
+        return ENDS_RUN in self._log_text()
 
     def only_noticed(self) -> bool:
         """Return whether a child ended only as a consequence of another process's failure."""
@@ -212,12 +217,15 @@ class RunProcesses:
 
         A child failed if it was killed, ended with an error, or noticed a failure. None also while only processes
         failed that the coordinator can do without or replaces."""
+        for child in self.abandoned:
+            if (sentence := child.exit_sentence()) and child.ends_run:
+                return sentence, True
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
         coordinator_returns = self.coordinator_replaceable  # after `ended`: a coordinator killed in between counts too
         if coordinator_returns:
             ended = [(child, sentence) for child, sentence in ended if child is not self.running[0]]
         replaceable = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
-        if self.all_ready and replaceable and not self.ended():
+        if self.all_ready and replaceable and not self.ended() and not any(child.ends_run for child, _ in ended):
             coordinator_alive = coordinator_returns or self.running[0].process.poll() is None
             if coordinator_alive and all(child.name[0] in replaceable for child, _ in ended):
                 return None

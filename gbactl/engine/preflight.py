@@ -238,12 +238,12 @@ def bytes_on(cfg: RunConfig, dataset: Dataset, placed: Mapping[str, str]) -> dic
 GIBI = 1 << 30
 
 
-def check_model(cfg: RunConfig, dataset: Dataset) -> str:
-    """Test a user's own model on a batch; return why its runs could not be replayed, "" if they could.
+def check_model(cfg: RunConfig, dataset: Dataset) -> list[str]:
+    """Test a user's own model on a batch; return warnings, such as why its runs could not be replayed.
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     if cfg.model.target is None:
-        return ""
+        return []
     from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
 
     return dry_run(cfg.model, dataset, cfg.seed, cfg.precision)

@@ -228,7 +228,7 @@ def run_hydra(
                 if as_json:
                     print(json.dumps(result), flush=True)
             sweep.done += 1
-            return of_sweep.values_of(result)
+            return of_sweep.values_of(result) if sweep.tunes else None
         except Stopped as stopped:
             sweep.done += stopped.outcome == Stopped.OVER
             raise
@@ -312,19 +312,27 @@ def _opened(arguments: Sequence[str]) -> list[str]:
 
     As an override it is repeated with the run's command."""
     made = list[str]()
-    free = re.compile(rf"(({'|'.join(configured_classes.GROUPS)})\.options|model\.dims)\.")
+    foreign = tuple(f"{group}." for group in configured_classes.GROUPS if _has_foreign_target(group, arguments))
+    free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
             made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _opened(text.split("=", 1))
         else:
-            made.append(f"++{text}" if free.match(text) else text)
+            made.append(f"++{text}" if text.startswith(free) else text)
     searched = [text for text in made if text.startswith(SEARCH_PATH)]
     if len(searched) > 1:  # of which Hydra would take the last one alone
         folders = ",".join(text.removeprefix(SEARCH_PATH).strip("[]") for text in searched)
         made = [text for text in made if text not in searched] + [f"{SEARCH_PATH}[{folders}]"]
     return made
+
+
+def _has_foreign_target(group: str, arguments: Sequence[str]) -> bool:
+    """Return whether a target of the user's own is typed, or an option whose file is the user's: its keys are too."""
+    chosen = [word for text in arguments if text.startswith(f"{group}=") for word in text.partition("=")[2].split(",")]
+    own = [word.isidentifier() and configured_classes.own(group, word) is None for word in chosen]
+    return any(own) or any(text.startswith(f"{group}.target=") for text in arguments)
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:

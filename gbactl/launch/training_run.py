@@ -19,6 +19,7 @@ from gbactl.collective import check_here
 from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, rounds, samples_of, to_dict
 from gbactl.config.run_config import effective_keys, ineffective_keys
+from gbactl.configured_classes import own_code_told
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.cache import prepare
@@ -141,7 +142,7 @@ def _train(
     show.job = JobProgress(samples_of(dataset, cfg.train))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
-    obstacle = check_model(cfg, dataset)
+    warnings = check_model(cfg, dataset)
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
@@ -150,8 +151,8 @@ def _train(
         show.print_line(f"Warning: {warning}")
     if dataset.days_by_rows:
         show.print_detail(f"  {DAYS_BY_ROWS}")
-    if obstacle:
-        show.print_line(f"  {obstacle}")
+    for warning in warnings:
+        show.print_line(f"Warning: {warning}")
     if cfg.precision == "bf16" and cfg.engine.one_host and lacks_bf16():
         show.print_line(f"  {SLOW_BF16}")
     with run_dirs.lock(run_dir):
@@ -159,7 +160,7 @@ def _train(
         shutil.rmtree(run_dir / TRACE_DIR, ignore_errors=True)  # of a launcher that was killed
         with traced(run_dir, show) if trace else contextlib.nullcontext():
             run = LaunchedRun(cfg, dataset, run_dir, show, hogs, job, command)
-            run.warnings += [obstacle] if obstacle else []
+            run.warnings += warnings
             result = run.run()
     if as_json:
         print(json.dumps(result), flush=True)
@@ -238,7 +239,7 @@ class LaunchedRun:
         try:
             with deferred():  # a signal could leave the run unended
                 self._begin_tracking()
-            with room_needed(self.run_dir):
+            with own_code_told(), room_needed(self.run_dir):
                 self._train()
         except BaseException as error:
             stopped = self.stop.stopped_by(error)

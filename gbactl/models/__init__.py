@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare, did_you_mean, expect
-from gbactl.configured_classes import found_class
+from gbactl.configured_classes import cause, found_class
 from gbactl.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int, list_targets: 
         except Exception as error:
             if cfg.target is None:
                 raise
-            raise ConfigError(f"model.target={cfg.target} cannot be built: {type(error).__name__}: {error}.") from error
+            raise ConfigError(
+                f"model.target={cfg.target} cannot be built ({cause(error, kind.__module__)})."
+            ) from error
     for norm in model.modules():
         if isinstance(norm, _BatchNorm):
             norm.momentum = cfg.batch_norm_momentum
@@ -153,7 +155,7 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
     taken, what = [each.name for each in named], f"model.target={cfg.target}" if cfg.target else f"model={cfg.name}"
     own = [name for name in taken if name not in offered]
     if not takes_any and (unknown := sorted(set(cfg.options) - set(own))):
-        meant = did_you_mean(unknown[0], own) or (
+        meant = did_you_mean(unknown[0], [*own, *vars(cfg)]) or (
             f"Its own are: {', '.join(own)}." if own else "It has none of its own."
         )
         raise ConfigError(f"{what} has no option {unknown[0]}. {meant}")
@@ -163,5 +165,6 @@ def _arguments(cfg: ModelConfig, kind: type[Any], offered: dict[str, Any]) -> di
                 expect(f"model.{each.name}", cfg.options[each.name], each.annotation, each.default)
     given = {**{name: value for name, value in offered.items() if name in taken}, **cfg.options}
     if lacking := [each.name for each in named if each.default is each.empty and each.name not in given]:
-        raise ConfigError(f"{what} needs the option {lacking[0]}; type model.options.{lacking[0]}=VALUE.")
+        rename = f", or rename the argument: gbactl passes {', '.join(offered)}" if cfg.target else ""
+        raise ConfigError(f"{what} needs the option {lacking[0]}; type model.{lacking[0]}=VALUE{rename}.")
     return given

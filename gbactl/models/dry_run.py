@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from gbactl.configured_classes import cause
 from gbactl.data.dataset import Batch, Dataset, Schema
 from gbactl.errors import ConfigError, require
 from gbactl.kernels import load
@@ -27,11 +29,12 @@ from gbactl.models.gradient_computer import GradientComputer, raw_tensors
 from gbactl.models.pooling import ListPooling, RawField
 
 SAMPLES = 32  # of the batch; one of a single sample follows, as a phase may end with it
+SHAPES = ("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "Select", "Slice", "ToCopy")  # of autograd's names
 KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have to give the same
 
 
-def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> str:
-    """Test a model on samples of the first day or split; return why its run could not be replayed, "" if it could.
+def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> list[str]:
+    """Test a model on samples of the first day or split; return warnings: why its run could not be replayed, and more.
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     batch, schema = dataset.splits[0].slice(0, min(SAMPLES, dataset.splits[0].rows)), dataset.schema
@@ -40,15 +43,18 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> st
     model = build(cfg, schema.numeric, schema.fields, seed, schema.list_targets)
     _check_parameters(cfg, model)
     mask = dimension_mask(cfg, schema, dataset.meta["field_names"])
-    computer = GradientComputer(model, precision=precision, mask=mask)
-    _check_raw_fields(cfg, computer.raw_fields, schema)
-    raw: list[RawField] = []
-    if batch.jagged is not None:
-        values = (random.uniform(-1, 1, (len(batch.jagged.values), width)) * scale).astype(np.float32)
-        raw = ListPooling(load(), schema, batch.jagged).pad(values, computer.raw_fields)
-    for count in (len(batch), 1):
-        _check_batch(cfg, computer, batch.numeric[:count], rows[:count], [_head(each, count) for each in raw])
-    return _obstacle(cfg, computer, batch, rows, raw)
+    with _errors_of_model(cfg, model):
+        computer = GradientComputer(model, precision=precision, mask=mask)
+        _check_raw_fields(cfg, computer.raw_fields, schema)
+        raw: list[RawField] = []
+        if batch.jagged is not None:
+            values = (random.uniform(-1, 1, (len(batch.jagged.values), width)) * scale).astype(np.float32)
+            raw = ListPooling(load(), schema, batch.jagged).pad(values, computer.raw_fields)
+        warning = ""
+        for count in (len(batch), 1):
+            lists = [_head(each, count) for each in raw]
+            warning = _check_batch(cfg, computer, batch.numeric[:count], rows[:count], lists)
+        return [each for each in (warning, _obstacle(cfg, computer, batch, rows, raw)) if each]
 
 
 def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) -> None:
@@ -79,35 +85,41 @@ def _check_parameters(cfg: ModelConfig, model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _errors_of_model(cfg: ModelConfig, numeric: Floats, rows: Floats, raw: Sequence[RawField]) -> Iterator[None]:
-    """Context that re-raises an exception of the user's model as one sentence, with the shapes of its inputs."""
+def _errors_of_model(cfg: ModelConfig, model: nn.Module, when: str = "in a dry run") -> Iterator[None]:
+    """Context that re-raises an exception of the user's model as one sentence."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
-        shapes = f"numeric {list(numeric.shape)} and fields {list(rows.shape)}"
-        shapes += f" and raw fields {', '.join(str(list(each.shape)) for each, _ in raw)}" if raw else ""
-        raise ConfigError(
-            f"model.target={cfg.target} fails on a batch of {shapes} ({type(error).__name__}: {text[:300]})."
-        ) from error
+        why = cause(error, type(model).__module__)
+        raise ConfigError(f"model.target={cfg.target} fails {when} ({why}).") from error
+
+
+def _logits(what: str, output: Any, when: str) -> Tensor:
+    """Return a model's output as logits. Raises ConfigError unless it is a tensor."""
+    kind = type(output).__name__
+    hint = "; return the logits alone" if isinstance(output, tuple | list | dict) else "; end forward with return"
+    require(isinstance(output, Tensor), f"{what} returns a {kind}{when}, not a tensor of logits{hint}.")
+    return output.float()  # type: ignore[no-any-return]
 
 
 def _check_batch(
     cfg: ModelConfig, computer: GradientComputer, numeric: Floats, rows: Floats, raw: Sequence[RawField]
-) -> None:
+) -> str:
     """Raise ConfigError unless a batch's logits and gradients exist, are finite and have the right shape.
 
-    Logits are computed in train and in eval mode."""
+    Logits are computed in train and in eval mode. Returns a warning where they seem to be probabilities, else ""."""
     what, count = f"model.target={cfg.target}", len(rows)
     named = dict(computer.model.train().named_parameters())
     computer.flat.use_running_statistics(count == 1)
     fields = torch.from_numpy(rows).requires_grad_()
     lists = raw_tensors(raw)
     of_raw = {f"raw field {n}": each.requires_grad_() for n, (each, _) in zip(computer.raw_fields, lists, strict=True)}
-    with _errors_of_model(cfg, numeric, rows, raw):
-        logits = computer.logits(torch.tensor(numeric), fields, lists)
+    shapes = f"numeric {list(numeric.shape)} and fields {list(rows.shape)}"
+    shapes += f" and raw fields {', '.join(str(list(each.shape)) for each, _ in raw)}" if raw else ""
+    with _errors_of_model(cfg, computer.model, f"on a batch of {shapes}"):
+        logits = _logits(what, computer.output(torch.tensor(numeric), fields, lists), "")
         shape = f"{what} returns logits of shape {list(logits.shape)} for a batch of {count}, not [{count}]"
         hint = "; end forward with .squeeze(1)" if logits.dim() == 2 else "; squeeze(1) keeps the batch, squeeze() not"
         require(tuple(logits.shape) == (count,), f"{shape}{hint if logits.numel() == count else ''}.")
@@ -115,7 +127,14 @@ def _check_batch(
         require(logits.requires_grad, f"{what} returns logits without a gradient; leave out detach() and no_grad().")
         of_dense = {f"the parameter {name}": each for name, each in named.items()}
         leaves = {"the looked-up fields": fields, **of_raw, **of_dense}
+        for each in _leaves(logits):
+            hint = "create it in __init__, and keep layers in an nn.ModuleList instead of a list"
+            problem = f"{what} uses a parameter of shape {list(each.shape)} that is not among its parameters()"
+            require(any(each is leaf for leaf in leaves.values()), f"{problem}, so that it is never trained; {hint}.")
         found = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
+        with torch.inference_mode():
+            computer.model.eval()
+            _logits(what, computer.output(torch.tensor(numeric), torch.from_numpy(rows), lists), " in eval mode")
         shares = computer.predict(numeric, rows, raw)
         shape = f"{what} returns logits of shape {list(shares.shape)} in eval mode, for a batch of {count}"
         require(shares.shape == (count,), f"{shape}, not [{count}].")
@@ -126,6 +145,28 @@ def _check_batch(
             )
             finite = gradient is None or bool(torch.isfinite(gradient).all())
             require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
+    return _warning_of_sigmoid(what, logits)
+
+
+def _leaves(logits: Tensor) -> list[Tensor]:
+    """Return the tensors whose gradients autograd would keep: what logits were computed from."""
+    found, nodes, seen = list[Tensor](), [logits.grad_fn], set[Any]()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            nodes += [each for each, _ in node.next_functions]
+    return found
+
+
+def _warning_of_sigmoid(what: str, logits: Tensor) -> str:
+    """Return a warning where a sigmoid made the logits, apart from changes of their shape and type; "" elsewhere."""
+    made_by: Any = logits.grad_fn
+    while made_by is not None and made_by.name().startswith(SHAPES):
+        made_by = made_by.next_functions[0][0]
+    ends = made_by is not None and made_by.name().startswith("SigmoidBackward")
+    return f"{what} ends with a sigmoid, which the loss applies again; return logits, without it." if ends else ""
 
 
 def _obstacle(cfg: ModelConfig, computer: GradientComputer, batch: Batch, rows: Floats, raw: Sequence[RawField]) -> str:

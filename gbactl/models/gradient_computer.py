@@ -80,15 +80,19 @@ class GradientComputer:
         return cls(model, precision=precision, mask=dimension_mask(cfg, schema, dataset.meta["field_names"]))
 
     def logits(self, numeric: Tensor, emb: Tensor, raw: RawTensors = ()) -> Tensor:
-        """Compute logits float32[B] in the configured precision."""
+        """Compute logits float32[B]."""
+        return self.output(numeric, emb, raw).float()
+
+    def output(self, numeric: Tensor, emb: Tensor, raw: RawTensors = ()) -> Tensor:
+        """Compute what the model returns, in the configured precision."""
         if self._mask is not None:
             emb = emb * self._mask
             raw = [(rows * self._mask[field], there) for field, (rows, there) in zip(self.raw_fields, raw, strict=True)]
         given = (numeric, emb, raw) if raw else (numeric, emb)
         if not self._low:
-            return self.model(*given).float()  # type: ignore[no-any-return]
+            return self.model(*given)  # type: ignore[no-any-return]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.model(*given).float()  # type: ignore[no-any-return]
+            return self.model(*given)  # type: ignore[no-any-return]
 
     def gradient(
         self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int, raw: Sequence[RawField] = ()

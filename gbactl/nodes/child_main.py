@@ -31,6 +31,7 @@ FORK_SERVER, READY = "fork-server", b"ready"
 CPU_HOG = "cpu-hog"
 FAILED_LINE = "failed: "
 NOTICED_LINE = "noticed: "
+ENDS_RUN = f"CRITICAL {FAILED_LINE}"  # in the log of a process that failed by what its replacement would fail by, too
 IMPORTED = (
     "gbactl.nodes.worker_process",
     "gbactl.coordinator.event_routing",
@@ -184,7 +185,8 @@ def main() -> None:
 
 
 def _run_role(boot: StartupDocument) -> None:
-    from gbactl.errors import GbactlError, PeerGoneError
+    from gbactl.configured_classes import own_code_told
+    from gbactl.errors import GbactlError, PeerGoneError, UsageError
     from gbactl.nodes import role_setup
     from gbactl.wire.times_and_traffic import NodeTimes, Trace
 
@@ -193,9 +195,13 @@ def _run_role(boot: StartupDocument) -> None:
     run = role_setup.run_coordinator if boot.role == "coordinator" else role_setup.run_node
     NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name, os.getpid())
     try:
-        run(boot)
+        with own_code_told():
+            run(boot)
     except PeerGoneError as error:
         log.error("%s%s", NOTICED_LINE, error)
+        sys.exit(1)
+    except UsageError as error:
+        log.critical("%s%s", FAILED_LINE, error, exc_info=error.__cause__)
         sys.exit(1)
     except GbactlError as error:
         log.error("%s%s", FAILED_LINE, error)

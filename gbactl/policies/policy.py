@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from gbactl.conf_catalogue import option_files
 from gbactl.configured_classes import found_class
-from gbactl.errors import AccountingError
+from gbactl.errors import AccountingError, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,14 @@ def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, .
 def policy_class(name: str, target: str | None = None) -> type[Policy]:
     """Return the policy class of a mode: the class `target`, or else that of the mode's file. Raises ConfigError."""
     what = f"a policy, a subclass of {Policy.__module__}.Policy"
-    return found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
+    found = found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
+    own, options = f"mode.target={found.__module__}.{found.__qualname__}", found.Options
+    lacking = " and ".join(sorted(found.__abstractmethods__))
+    advice = "write it, or derive the class from gbactl.policies.async_bsp.BufferedPolicy"
+    require(not lacking, f"{own} lacks the method {lacking} of a policy; {advice}.")
+    fits = isinstance(options, type) and issubclass(options, PolicyOptions)
+    require(fits, f"{own} has Options that are no subclass of {PolicyOptions.__module__}.PolicyOptions.")
+    return found
 
 
 def make(name: str, phase: Phase, options: PolicyOptions | None = None) -> Policy:

@@ -130,10 +130,12 @@ def compare(
     difference that counts as none. `label`: of a round, by whose metrics alone the runs are compared. Raises UsageError
     for a key, a baseline, a metric or a round that no run has.
     """
-    on, runs = plain_name(on), runs if label is None else _of_round(runs, label)
-    usable, left_out = _usable([_completed(run) for run in runs], on)
+    on = plain_name(on)
+    runs = [_completed(run) for run in (runs if label is None else _of_round(runs, label))]
+    usable, left_out = _usable(runs, on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
-    _check_metrics(usable, metrics)
+    _check_metrics(runs, [on] if on != "auc" else [], "--on")
+    _check_metrics(usable, metrics, "--metric")
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
     free, varied = free_keys(("mode",) if by is None else keys, {line.key: line.runs for line in lines})
     scale = scale_of(columns[0], margin)
@@ -307,15 +309,16 @@ def _check_keys(runs: Sequence[Run], keys: Key) -> None:
             known = sorted({f"{TAGS}{name}" for run in runs for name in run.tags if not name.startswith("mlflow.")})
             known = known if tag else sorted({name for run in runs for name in run.params})
             what = f"tag {key.removeprefix(TAGS)}" if tag else f"parameter {key}"
-            raise UsageError(f"No run has the {what}; type --by with some of: {', '.join(known)}")
+            meant = did_you_mean(key, known) or f"Type --by with some of: {', '.join(known)}"
+            raise UsageError(f"No run has the {what}. {meant}")
 
 
-def _check_metrics(runs: Sequence[Run], metrics: Sequence[str]) -> None:
+def _check_metrics(runs: Sequence[Run], metrics: Sequence[str], option: str) -> None:
     known = {name for run in runs for name in run.metrics}
     for metric in metrics:
-        if runs and plain_name(metric) not in known:
+        if known and plain_name(metric) not in known:
             families = sorted({name.partition("/")[0] for name in known})
-            meant = did_you_mean(metric, families) or f"Type --metric with some of: {', '.join(families)}"
+            meant = did_you_mean(metric, families) or f"Type {option} with some of: {', '.join(families)}"
             raise UsageError(f"No run has the metric {metric}. {meant}")
 
 

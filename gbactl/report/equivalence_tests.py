@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gbactl.errors import UsageError
 from gbactl.report.columns import Column
 from gbactl.report.paired_statistics import Difference
 
@@ -70,7 +71,11 @@ class Scale:
 
 
 def scale_of(column: Column, margin: float | None) -> Scale:
-    """Choose the scale of the compared metric; without `margin`, an AUC has a default margin, others have none."""
+    """Choose the scale of the compared metric; without `margin`, an AUC has a default margin, others have none.
+
+    Raises UsageError for a margin that is not above 0, or not finite."""
+    if margin is not None and not 0 < margin < math.inf:
+        raise UsageError(f"margin={margin:g} is not a finite number above 0; give one, such as {AUC_MARGIN:g}.")
     family = column.metrics[0].split("/")[0].split("_")[-1]
     default = AUC_MARGIN if family in ("auc", "gauc") else None
     return Scale(column, _BETTER.get(family, 0), family == "eps", default if margin is None else margin)

@@ -59,7 +59,7 @@ def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
 
 
 class MappedBatchSource:
-    """Source of batches from the mapped training data, shuffled by (seed, epoch) if configured; deduplicates ids."""
+    """Source of batches from mapped data, shuffled by (seed, epoch, split) if configured; deduplicates ids."""
 
     def __init__(self, dataset: Dataset, kernels: Kernels, servers: int, seed: int, shuffle: bool) -> None:
         self.dataset, self.kernels, self.servers = dataset, kernels, servers

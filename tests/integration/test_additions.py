@@ -132,7 +132,7 @@ def test_a_reader_of_a_package_is_described_and_trained_on(own: Launcher) -> Non
     assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
 
     (own.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
-    alone = ("data.target=click_parts.clicks.Clicks", "data.options.path=clicks.csv")
+    alone = ("data.target=click_parts.clicks.Clicks", "data.path=clicks.csv")
     assert "clicks.csv, from line 1 on" in said(own, "train", *alone, code=1)
     folder = ("--config-dir", str(TEMPLATES / "click_parts" / "conf"), "data=clicks")
     assert "has no key users; keys are: path" in said(own, "data", "describe", *folder, "+data.users=3", code=2)
@@ -176,12 +176,44 @@ def test_a_killed_run_of_theirs_is_resumed_where_the_package_is_named(own: Launc
     assert result_of(again, own, SEARCHED)["status"] == "FINISHED"
 
 
+LATE = """
+import torch
+
+class Model(torch.nn.Module):
+    seen = 0
+
+    def __init__(self, fields, dim):
+        super().__init__()
+        self.last = torch.nn.Linear(fields * dim, 1)
+
+    def forward(self, numeric, fields):
+        self.seen += self.training
+        if self.seen > 20:
+            raise ValueError("no more")
+        return self.last(fields.flatten(1))[:, 0]
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_fails_in_training_ends_the_run_with_its_cause(launcher: Launcher) -> None:
+    (launcher.cwd / "late_parts.py").write_text(LATE)
+    launcher.environment["PYTHONPATH"] += f"{os.pathsep}{launcher.cwd}"
+    arguments = ("experiment=smoke", "mode=gba", "model.target=late_parts.Model", "data.rows_per_day=20000", UNTRACKED)
+    told = said(launcher, "train", *arguments, code=1).splitlines()[-1]
+    assert (
+        told.startswith("gbactl: W") and "failed: model.target=late_parts.Model fails (ValueError: no more, in " in told
+    )
+    assert f"{launcher.cwd / 'late_parts.py'}:14). Logs: " in told
+    [result] = launcher.cwd.glob("runs/*/result.json")
+    assert "(ValueError: no more" in json.loads(result.read_text())["error"]
+
+
 @pytest.fixture
 def checkout(launcher: Launcher, tmp_path: Path) -> Path:
     """A copy of gbactl, which `launcher` and its processes use."""
     made = tmp_path / "checkout"
     for name in ("gbactl", "conf"):
-        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name)
+        shutil.copytree(Path(gbactl.__file__).parents[1] / name, made / name, symlinks=True)
     launcher.environment["PYTHONPATH"] = str(made)
     return made
 

@@ -40,12 +40,23 @@ class Reader:
     def sources(self): return []
     def build(self, folder, progress): raise NotImplementedError
 """
+BROKEN = {
+    "broken_parts": "import nowhere\n",
+    "misspelt_parts": "import os\nos.nothing\n",
+    "unread_parts": "class Pairs(\n",
+    "circular_parts": "import circular_other\nclass Pairs: pass\n",
+    "circular_other": "import circular_parts\ncircular_parts.Pairs\n",
+    "script_parts": "import sys\nsys.exit('usage: script')\n",
+    "function_parts": "def Pairs(phase, options): return None\n",
+}
 
 
 @pytest.fixture(autouse=True)
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_parts.py").write_text(POLICY + READER)
-    (tmp_path / "broken_parts.py").write_text("import nowhere\n")
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
     monkeypatch.setattr("gbactl.conf_catalogue._SEARCHED", [])
@@ -55,11 +66,23 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("target", "sentence"),
     [
         ("Pairs", r"mode\.target=Pairs is no MODULE\.CLASS; type for instance mode\.target=my_package\.Pairs\."),
+        ("own_parts/parts.py", r"is no MODULE\.CLASS; type for instance mode\.target=my_package\.MyClass\."),
         (
             "no_such.Pairs",
             r"cannot be imported \(ModuleNotFoundError: No module named 'no_such'\); install its package",
         ),
-        ("broken_parts.Pairs", r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
+        (
+            "broken_parts.Pairs",
+            r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere', in .*broken_parts\.py:1\); install",
+        ),
+        ("misspelt_parts.Pairs", r"cannot be imported \(AttributeError: .*'nothing', in .*misspelt_parts\.py:2\)\."),
+        ("unread_parts.Pairs", r"cannot be imported \(SyntaxError: .*\(unread_parts\.py, line 1\)\)\."),
+        (
+            "circular_parts.Pairs",
+            r"cannot be imported \(AttributeError: .*circular import.*, in .*circular_parts\.py:1",
+        ),
+        ("script_parts.Pairs", r"cannot be imported \(SystemExit: usage: script, in .*script_parts\.py:2\)\."),
+        ("function_parts.Pairs", r"is not a policy, a subclass of gbactl\.policies\.policy\.Policy\."),
         ("own_parts.Pear", r"the module own_parts has no Pear; type mode\.target=own_parts\.Pairs\."),
         ("own_parts.Other", r"has no Other; type mode\.target=own_parts\.Pairs\."),
         ("own_parts.Reader", r"is not a policy, a subclass of gbactl\.policies\.policy\.Policy\."),
@@ -78,20 +101,23 @@ def test_a_name_without_a_target_is_that_of_the_file() -> None:
         policy_class("none")
 
 
-def test_a_typed_target_has_its_own_name_and_none_of_the_keys_of_the_chosen_file() -> None:
-    cfg = compose(["mode=gba", "mode.target=own_parts.Pairs", "mode.options.size=4", "mode.prefetch=none"])
+@pytest.mark.parametrize("options", ["options.", ""])
+def test_a_typed_target_has_its_own_name_and_none_of_the_keys_of_the_chosen_file(options: str) -> None:
+    cfg = compose(["mode=gba", "mode.target=own_parts.Pairs", f"mode.{options}size=4", "mode.prefetch=none"])
     assert (cfg.mode.name, cfg.mode.target, cfg.mode.prefetch) == ("Pairs", "own_parts.Pairs", "none")
     assert cfg.mode.options == {"size": 4} and cfg.mode.policy.__name__ == "Pairs"
     assert from_dict(to_dict(cfg)) == cfg
-    data = compose(["data.target=own_parts.Reader", "data.options.path=a"]).data
+    data = compose(["data.target=own_parts.Reader", f"data.{options}path=a"]).data
     assert data == {"name": "Reader", "target": "own_parts.Reader", "cache": None, "path": "a"}
-    model = compose(["model.target=a.Model", "model.options.depth=2", "experiment=smoke"]).model
+    model = compose(["model.target=a.Model", f"model.{options}depth=2", "experiment=smoke"]).model
     assert (model.name, model.hidden, model.options) == ("Model", [64, 32], {"depth": 2})
 
 
 def test_options_that_the_class_does_not_take() -> None:
-    with pytest.raises(ConfigError, match=r"mode=Pairs has no key sise; keys are: size\. Did you mean size\?"):
+    with pytest.raises(ConfigError, match=r"mode=Pairs has no key sise; keys are: .*, size\. Did you mean size\?"):
         compose(["mode.target=own_parts.Pairs", "mode.options.sise=4"])
+    with pytest.raises(ConfigError, match=r"mode=Pairs has no key prefech; .* Did you mean prefetch\?"):
+        compose(["mode.target=own_parts.Pairs", "mode.prefech=none"])
     with pytest.raises(ConfigError, match=r"data=Reader has no key row; .* Did you mean rows\?"):
         make_source({"name": "Reader", "target": "own_parts.Reader", "path": "a", "row": 3})
     with pytest.raises(ConfigError, match=r"data\.path is needed; type data\.path=VALUE\."):
@@ -106,6 +132,8 @@ def test_files_of_a_folder_are_found_by_groups_schedules_and_names(tmp_path: Pat
     searched = f"hydra.searchpath=[file://{tmp_path}]"
     cfg = compose([searched, "mode=pairs", "mode.size=3"])
     assert (cfg.mode.name, cfg.mode.options, cfg.mode.policy.__name__) == ("pairs", {"size": 3}, "Pairs")
+    (tmp_path / "mode" / "short.yaml").write_text("name: short\ntarget: own_parts.Pairs\n")
+    assert compose([searched, "mode=short", "mode.size=3"]).mode.options == {"size": 3}  # a key that no file has
     (tmp_path / "own" / "data").mkdir(parents=True)
     (tmp_path / "own" / "data" / "mine.yaml").write_text("name: mine\ntarget: own_parts.Reader\npath: a\n")
     for own in (("--config-dir", f"{tmp_path}/own"), (f"--config-dir={tmp_path}/own",)):

@@ -156,7 +156,8 @@ def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) ->
             meant = did_you_mean(name, columns)
             hint = f" {meant}" if meant else ""
             if len(columns) == 1 and len(schema.columns) > 1:
-                hint = " Its columns seem to be apart by another character: type separator: ';' or so in the schema."
+                apart = "Its columns seem to be apart by another character: type separator: ';' or so in the schema"
+                hint = f" {apart}, or remove what stands above the header."
             shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
             raise DataError(f"{file} has no column {name}, which the schema names; its columns are: {shown}.{hint}")
 
@@ -217,7 +218,7 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
     if kind.positive is not None:
         faults.record(written.is_null(), schema.label, "a label")
         return _bits(written == str(kind.positive))
-    number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}))
+    number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}), kind.decimal)
     if kind.at_least is not None:
         faults.record(number.is_null(), schema.label, "a number")
         return _bits(number >= kind.at_least)
@@ -229,11 +230,13 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
 def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> Floats:
     """Convert a numeric column; NaN marks a missing value that is replaced once first-day statistics are known."""
     column, kind = frame[name], schema.of_kind(Numeric)[name]
-    number = numbers(column)
+    number = numbers(column, kind.decimal)
     lost = number.is_null() & column.is_not_null()
     if lost.any():  # NaN, and cells of blanks, are missing too
         lost &= ~texts(column).str.to_lowercase().is_in(["nan", ""]).fill_null(True)
-    faults.record(lost | (number.abs() > LARGEST).fill_null(False), name, "a number")
+    comma = lost.any() and bool((lost & numbers(column, ",").is_not_null()).any())
+    like = "a number (of a decimal comma, the schema says decimal: ',')" if comma else "a number"
+    faults.record(lost | (number.abs() > LARGEST).fill_null(False), name, like)
     values = number.clip(-LARGEST, LARGEST).to_numpy().astype(np.float64)
     if kind.transform == "log1p":
         return signed_log(values)

@@ -28,6 +28,7 @@ def outcomes(mode: str, eps: float, gain: float = 0.0, noise: float = 0.0, seeds
 
 
 SYNC = outcomes("sync", 1000)
+MORE = "type a larger --minutes"  # what to do where there were few global batches
 ASYNC = outcomes("async", 2500, -0.02, 0.01)
 
 
@@ -41,7 +42,7 @@ def test_the_fastest_mode_with_the_same_auc() -> None:
     assert found.mode == found.beside == "gba"
     assert [each.mode for each in found.standings] == ["gba", "hop_bw", "sync", "async"]
     assert found.for_mode("async").auc == "worse" and found.for_mode("gba").auc == "same"
-    assert sentence(found, 16, 3, 200, 150) == (
+    assert sentence(found, 16, 3, 200, 150, MORE) == (
         "Run gba with 16 workers: expect 2.3 times sync's rate and the same AUC (margin 0.0005); up to a 1.2x "
         "slow-down of one worker stay with sync."
     )
@@ -52,7 +53,7 @@ def test_a_mode_is_not_named_whose_auc_is_undecided() -> None:
     assert (found.mode, found.beside, found.for_mode("gba").auc) == ("bsp", "bsp", "undecided")
     found = advice(outcomes("gba", 2300, -0.0003, 0.005))
     assert (found.mode, found.beside) == ("sync", "")
-    assert sentence(found, 4, 3, 200, 150) == (
+    assert sentence(found, 4, 3, 200, 150, MORE) == (
         "Stay with sync with 4 workers: gba has 2.3 times its rate, but its AUC may be worse (-0.00030 ±0.00049, "
         "about 7 seeds needed: --minutes 6 may tell)."
     )
@@ -62,7 +63,7 @@ def test_a_better_auc_does_not_count_where_a_mode_takes_more_steps() -> None:
     ahead = [replace(each, global_step=False) for each in outcomes("async", 2500, 0.01, 0.001)]
     found = advice(ahead)
     assert (found.mode, found.for_mode("async").auc) == ("sync", "better")
-    told = sentence(found, 4, 3, 200, 150)
+    told = sentence(found, 4, 3, 200, 150, MORE)
     assert "but its AUC is better only in a short training (0.01000 ±" in told and "for it takes more steps" in told
     assert advice(ahead, outcomes("gba", 2000)).mode == "gba"
 
@@ -71,11 +72,13 @@ def test_an_auc_that_may_lose_much_is_not_counted_on() -> None:
     for other in (outcomes("bsp", 2300, 0.001, 0.1), outcomes("bsp", 2300, -0.0016, 0.005), ASYNC):
         found = advice(other)
         assert (found.mode, found.beside) == ("sync", "")
-    assert sentence(advice(ASYNC), 4, 3, 200, 150) == (
+    assert sentence(advice(ASYNC), 4, 3, 200, 150, MORE) == (
         "Stay with sync with 4 workers: async has 2.5 times its rate, but its AUC is worse (-0.02000 ±0.00098)."
     )
-    told = sentence(advice(outcomes("bsp", 2300, 0, 0.03)), 4, 3, 200, 150)
+    undecided = advice(outcomes("bsp", 2300, 0, 0.03))
+    told = sentence(undecided, 4, 3, 200, 150, MORE)
     assert "but its AUC may be worse (0.00000 ±0.00294, about " in told and ": --minutes 30 may tell)." in told
+    assert " seeds needed: --seeds " in sentence(undecided, 4, None, 200, 150, MORE), "their number was typed"
 
 
 def test_more_seeds_are_for_modes_that_may_turn_out_to_be_worthwhile() -> None:
@@ -88,6 +91,7 @@ def test_more_seeds_are_for_modes_that_may_turn_out_to_be_worthwhile() -> None:
     assert found(far, ASYNC) == ["sync", "hop_bw"]
     assert found([*near, replace(near[0], seed=9)]) == ["sync", "gba"], "that of sync is not there yet"
     assert found(outcomes("gba", 1040), outcomes("bsp", 2300, -0.003, 0.1)) == []
+    assert found(outcomes("gba", 2300, -0.001, 0.001)) == [], "it is shown to be worse, if by less than UNSURE margins"
 
 
 def test_modes_with_fewer_seeds_are_compared_over_their_own() -> None:
@@ -100,11 +104,13 @@ def test_modes_with_fewer_seeds_are_compared_over_their_own() -> None:
 def test_a_gain_within_the_error_of_a_prediction_is_none() -> None:
     found = advice(outcomes("gba", 1040), x1=0.9, x1_5=1.04, x1_75=1.2)
     assert (found.mode, found.beside) == ("sync", "gba")
-    assert sentence(found, 4, 3, 200, 150) == (
+    assert sentence(found, 4, 3, 200, 150, MORE) == (
         "Stay with sync with 4 workers: no other mode is faster by more than 5 %; from one worker 1.75x slower on, gba "
         "would have 1.2 times its rate."
     )
-    assert sentence(replace(found, rates={1.0: 0.9, 4.0: 1.0}), 4, 3, 200, 150).endswith(
+    uneven = sentence(replace(found, rates={1.0: 0.9, 1.1: 1.06, 1.2: 1.04, 1.5: 1.2}), 4, 3, 200, 150, MORE)
+    assert "; from one worker 1.5x slower on, gba would have 1.2 times its rate" in uneven
+    assert sentence(replace(found, rates={1.0: 0.9, 4.0: 1.0}), 4, 3, 200, 150, MORE).endswith(
         "; nor does gba gain with one worker 4x slower."
     )
 
@@ -113,7 +119,7 @@ def test_of_modes_about_as_fast_the_one_whose_auc_is_best_shown() -> None:
     assert advice(outcomes("bsp", 2300, 0, 0.003), outcomes("gba", 2250, 0, 0.0005)).mode == "gba"
     assert advice(outcomes("bsp", 2300, 0, 0.003), outcomes("gba", 2000, 0, 0.0005)).mode == "bsp"
     better = advice(outcomes("gba", 2250, 0, 0.0005), outcomes("hop_bw", 2300, 0.01, 0.001))
-    assert better.mode == "hop_bw" and "and a better AUC (0.01000 ±" in sentence(better, 4, 3, 200, 150)
+    assert better.mode == "hop_bw" and "and a better AUC (0.01000 ±" in sentence(better, 4, 3, 200, 150, MORE)
 
 
 def test_a_mode_that_diverges_is_left_out_and_sync_must_not() -> None:
@@ -135,14 +141,14 @@ def test_times_to_the_auc_of_sync_are_those_of_the_predicted_rate() -> None:
 def test_the_range_of_the_rate_and_of_the_ratio() -> None:
     fast = [replace(each, eps=each.eps * (1 + 0.1 * each.seed)) for each in outcomes("gba", 2000)]
     found = advice(fast)
-    assert "expect 2.4 (2.0 to 2.8) times sync's rate" in sentence(found, 4, 3, 200, 150)
+    assert "expect 2.4 (2.0 to 2.8) times sync's rate" in sentence(found, 4, 3, 200, 150, MORE)
     assert any("gba 2,000 to 2,912; sync 1,000 to 1,040" in note for note in found.report.notes)
     same = [replace(each, eps=1.0) for each in SYNC]
     assert "nothing is random" in advice_of(same, None).report.notes[-1]
 
 
 def test_a_cost_model_that_nobody_measured_is_named() -> None:
-    told = sentence(advice(ASYNC), 4, 3, 200, 150, "laptop")
+    told = sentence(advice(ASYNC), 4, 3, 200, 150, MORE, "laptop")
     assert told.endswith("; cost=laptop is no measurement of your cluster, gbactl calibrate makes one.")
 
 
@@ -159,11 +165,11 @@ def test_it_is_rendered_and_plain() -> None:
 def test_one_seed_decides_nothing() -> None:
     one = [each for each in (*SYNC, *outcomes("gba", 2300)) if each.seed == 0]
     assert advice_of(one, None).for_mode("gba").auc == "undecided"
-    assert "but its AUC may be worse (0.00000)" in sentence(advice_of(one, None), 4, 3, 200, 150)
+    assert "but its AUC may be worse (0.00000)" in sentence(advice_of(one, None), 4, 3, 200, 150, MORE)
 
 
 @pytest.mark.parametrize(("base", "steps"), [(200, 99), (99, 100)])
 def test_few_steps_are_told(base: int, steps: int) -> None:
-    told = sentence(advice(outcomes("gba", 2300)), 4, 3, base, steps)
+    told = sentence(advice(outcomes("gba", 2300)), 4, 3, base, steps, MORE)
     few = f"{base} global batches of sync and {steps} in each mode are few to go by"
-    assert told.endswith(f"; {few}, type a larger --minutes.")
+    assert told.endswith(f"; {few}, {MORE}.")

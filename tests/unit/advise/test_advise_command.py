@@ -40,6 +40,15 @@ def test_a_typed_mode_is_compared_beside_the_others() -> None:
         advising(modes="gba,mine")
 
 
+def test_a_mode_that_cannot_run_on_the_cluster_is_left_out_unless_it_was_typed() -> None:
+    alone = ("cluster.workers=1", "mode.local_batch=64")
+    found = advising(*alone)
+    assert list(found.modes) == [mode for mode in default_modes() if mode != "hop_bw"]
+    assert [note.partition(": ")[0] for note in found.left_out] == ["hop_bw is left out"]
+    with pytest.raises(ConfigError, match=r"mode\.backup=1"):
+        advising(*alone, modes="hop_bw")
+
+
 def test_a_model_that_breaks_the_contract_is_refused_before_any_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from gbactl.advise import data_subset as sampling
-from gbactl.advise.data_subset import BASE, PARTS, DataSubset, SwitchSplits, choose_subset, samples_that_fit
+from gbactl.advise.data_subset import (
+    BASE,
+    PARTS,
+    DataSubset,
+    SwitchSplits,
+    choose_subset,
+    has_batches,
+    samples_that_fit,
+)
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.errors import UsageError
@@ -46,6 +54,16 @@ def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
     assert [split.rows for split in (*two.before, two.after, two.judge)] == [800, 200, 1000]
     assert len(SwitchSplits.divide(open_dataset(path), 2).before) == 1
     assert choose_subset(path, replace(TRAIN, days=1), 10_000, 10_000).trained == 128
+
+
+def test_the_evaluation_data_are_limited(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MOST_JUDGED", 100)
+    assert choose_subset(small_data.prepared(cache, 1000, 5), TRAIN, 350, 640).judged == 100
+
+
+@pytest.mark.parametrize(("before", "after", "enough"), [(46, 15, True), (47, 15, False), (46, 16, False)])
+def test_data_may_have_too_few_global_batches(cache: Path, before: int, after: int, enough: bool) -> None:
+    assert has_batches(small_data.prepared(cache, 1000, 5), TRAIN, before, after) == enough  # 3,000 and 1,000 samples
 
 
 def test_as_many_samples_fit_as_the_time_and_the_base_allow() -> None:

@@ -24,6 +24,7 @@ from gbactl.advise.simulation_jobs import (
     Schedule,
     SimulationSeconds,
     base_checkpoint,
+    base_config,
     in_mode,
     on_virtual_cluster,
     predicted_eps,
@@ -33,6 +34,7 @@ from gbactl.advise.simulation_jobs import (
 )
 from gbactl.config import OptimConfig, RunConfig, check
 from gbactl.errors import ClusterError, ConfigError
+from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch.hydra_config import compose
 from tests.support import small_data
 from tests.support.simulated_runs import config
@@ -84,6 +86,8 @@ def test_a_configuration_moves_to_the_virtual_cluster_and_to_another_mode() -> N
     assert in_mode(cfg, "gba").mode.options["iota"] == 3 and in_mode(cfg, "sync") is cfg
     assert on_virtual_cluster(compose(["experiment=demo"])).checkpoint.name == "none"
     assert on_virtual_cluster(compose(["faults=kill_server"])).checkpoint.name == "cpr"
+    slowed = in_mode(compose(["cluster=virtual", "faults=one_slow"]), "sync")
+    assert slowed.fault_plan() and base_config(slowed, Path("base"), 1).faults == FaultsConfig(), "a base has no faults"
     one = replace(cfg, cluster=replace(cfg.cluster, workers=1))
     with pytest.raises(ConfigError, match="backup"):
         in_mode(one, "hop_bw")

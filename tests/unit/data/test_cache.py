@@ -17,7 +17,7 @@ from gbactl.data.cache import cache_root, prepare
 from gbactl.data.dataset import META, Batch, Schema, Split, fingerprint, open_dataset
 from gbactl.data.readers.criteo import Criteo
 from gbactl.data.synthetic import Generator, Synthetic
-from gbactl.errors import ConfigError, DataError
+from gbactl.errors import ConfigError, DataError, GbactlError
 
 READER = """
 from dataclasses import dataclass
@@ -35,16 +35,22 @@ class Reader:
     user: int = 8
     names: int = 2
     rows: int = 10
+    sources_are: str = "[]"
+    does: str = "pass"
+    kind: str = "days"
+    splits: str = "equal_days(10, 2)"
 
     def sources(self):
-        return []
+        return eval(self.sources_are)
 
     def build(self, folder, progress):
+        if self.does != "pass":
+            return eval(self.does)
         ids = np.array([[3, self.user]] * 10, np.int32)
         numbers = np.full((self.rows, 1), self.number, np.float32)
         write_all(folder, [Batch(np.full(10, self.label, np.uint8), numbers, ids)])
         schema = Schema(1, (4, 9))
-        return WrittenArrays("days", schema, equal_days(10, 2), ["x"], ["item", "user"][: self.names])
+        return WrittenArrays(self.kind, schema, eval(self.splits), ["x"], ["item", "user"][: self.names])
 """
 SMALL = {"name": "synthetic", "rows_per_day": 500, "days": 2, "max_cardinality": 50}
 
@@ -326,6 +332,49 @@ def test_a_cache_of_a_foreign_reader_is_made_again_for_other_options_and_other_c
     assert prepare({**foreign, "train": 0.6}) != first, "of gbactl's readers it is a path"
     (tmp_path / "foreign_reader.py").write_text(f"{READER}\n# as other numbers\n")
     assert prepare(foreign) != first
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"sources_are": "'a.csv'"}, r"foreign_reader\.Reader\.sources returns 'a\.csv', not a list of paths; gbactl"),
+        ({"sources_are": "['a.csv']"}, r"foreign_reader\.Reader\.sources returns \['a\.csv'\], not a list of paths"),
+        (
+            {"sources_are": "self.no"},
+            r"data\.target=foreign_reader\.Reader fails \(AttributeError: .*reader\.py:\d+\)",
+        ),
+        (
+            {"does": "None"},
+            r"foreign_reader\.Reader\.build returns None, not gbactl\.data\.cache_writer\.Writ",
+        ),
+        (
+            {"does": "[][3]"},
+            r"target=foreign_reader\.Reader fails \(IndexError: list index .*, in .*reader\.py:\d+",
+        ),
+        ({"does": "open('/no/file')"}, r"fails \(FileNotFoundError: .*'/no/file', in .*foreign_reader\.py:\d+\)\."),
+        (
+            {"does": "WrittenArrays('days', Schema(0, (2,)), [], [], [])"},
+            r"^foreign_reader\.Reader writes no labels\.npy; gbactl\.data\.cache_writer\.write_all writes all arrays",
+        ),
+        (
+            {"does": "np.save(folder / 'labels.npy', [0]) or WrittenArrays('days', Schema(0, (2,)), [], [], [])"},
+            r"^foreign_reader\.Reader writes labels\.npy of int64 and shape \[1\], not uint8 with 1 axes\.",
+        ),
+        (
+            {"does": "WrittenArrays('days', None, [], [], [])"},
+            r"returns WrittenArrays with a value of a wrong type",
+        ),
+        ({"kind": "day"}, r"Reader writes data of kind 'day', not one of days, splits, parts\."),
+        ({"splits": "[('a', 0, 11)]"}, r"Reader writes 10 rows, and says that a has those from 0 to 11\."),
+        ({"splits": "[5, 10]"}, r"returns WrittenArrays with a value of a wrong type \(TypeError: cannot unpack .*int"),
+    ],
+)
+def test_a_foreign_reader_that_breaks_its_contract(
+    foreign: dict[str, Any], caches: Callable[[], list[str]], given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(GbactlError, match=told) as raised:
+        prepare({**foreign, **given})
+    assert caches() == [] and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import datetime
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +66,20 @@ COLUMNS = [  # column name, cells, what it is read as, part of the reason
         {"kind": "time", "format": "%m/%d/%Y %I:%M %p", "fields": BOTH},
         "day comes first",
     ),
-    ("date", times(DAY, "%Y%m%d"), {"kind": "time", "format": "%Y%m%d", "fields": ["weekday"]}, "dates"),
-    ("hour", times(HOUR / 5, "%y%m%d%H"), {"kind": "day", "format": "%y%m%d%H", "fields": BOTH}, "hours, of 4 days"),
+    (
+        "date",
+        times(DAY, "%Y%m%d"),
+        {"kind": "time", "format": "%Y%m%d", "fields": ["weekday"]},
+        "times written as %Y%m%d",
+    ),
+    ("at", times(DAY, "%b %d, %Y"), {"kind": "time", "format": "%b %d, %Y", "fields": ["weekday"]}, "times"),
+    ("at", times(DAY, "%d-%m-%y"), {"kind": "time", "format": "%d-%m-%y", "fields": ["weekday"]}, "times"),
+    ("at", times(DAY, "%d-%b-%y"), {"kind": "time", "format": "%d-%b-%y", "fields": ["weekday"]}, "times"),
+    ("at", times(HOUR / 5, "%d/%b/%Y:%H:%M:%S"), {"kind": "day", "format": "%d/%b/%Y:%H:%M:%S", "fields": BOTH}, "4"),
+    ("date", times(HOUR / 5, "%Y%m%d%H%M"), {"kind": "day", "format": "%Y%m%d%H%M", "fields": BOTH}, "of 4 days"),
+    ("movieId", of(*range(30)), {"kind": "categorical", "buckets": 1024}, "by its name"),
+    ("hour", of(*range(24)), FEW, "24 whole numbers"),
+    ("hour", times(HOUR / 5, "%y%m%d%H"), {"kind": "day", "format": "%y%m%d%H", "fields": BOTH}, "of 4 days"),
     ("timestamp", [str(1_700_000_000 + 7200 * i) for i in range(ROWS)], {"kind": "time", "fields": BOTH}, "since 1970"),
     ("day", [str(i // 50) for i in range(ROWS)], {"kind": "day"}, "numbers of days"),
     (
@@ -81,6 +95,46 @@ COLUMNS = [  # column name, cells, what it is read as, part of the reason
         "30 distinct",
     ),
     ("words", of("red shoes", "blue shoes", "red socks", "blue socks"), FEW, "4 texts"),
+    ("preis", [each.replace(".", ",") for each in NUMBERS], {**NUMERIC, "decimal": ","}, "with a decimal comma"),
+    (
+        "umsatz",
+        [f"{i % 7 + 1}.{i:03}.{999 - i},50" for i in range(ROWS)],
+        {"kind": "numeric", "transform": "standardize", "decimal": ","},
+        "from 1.",
+    ),
+    ("sales", [f"{i * 7919:,}" for i in range(ROWS)], NUMERIC, "to 3.15968e+06, with commas between thousands"),
+    ("paid", [f"{each} €" for each in NUMBERS], {"kind": "ignore"}, "€; write them without it for kind: numeric"),
+    (
+        "paid",
+        [f"{each.replace('.', ',')} €" for each in NUMBERS],
+        {"kind": "ignore"},
+        "€; write them without it for kind: numeric",
+    ),
+    (
+        "price",
+        ["n.d." if i % 40 == 0 else v for i, v in enumerate(NUMBERS)],
+        {"kind": "ignore"},
+        "numbers, but for n.d. and the like; add these to missing: for kind: numeric",
+    ),
+    (
+        "basket",
+        [",".join(str(RNG.randrange(101, 130)) for _ in range(3)) for _ in range(ROWS)],
+        {"kind": "multi", "separator": ",", "max_length": 4, "buckets": 1024},
+        "29 distinct, at most 3 in a row",
+    ),
+    (
+        "basket",
+        [str([RNG.randrange(9) for _ in range(RNG.randrange(4))]) for _ in range(ROWS)],
+        {"kind": "multi", "separator": ",", "max_length": 4, "buckets": 1024},
+        "9 distinct, at most 3 in a row",
+    ),
+    (
+        "colours",
+        [json.dumps(RNG.sample(["red", "green", "blue"], 2)) for _ in range(ROWS)],
+        {"kind": "multi", "separator": ",", "max_length": 2, "buckets": 1024},
+        "3 distinct, at most 2 in a row",
+    ),
+    ("first\nsecond", of("a", "b"), FEW, "2 texts"),
     (
         "at",
         [("" if i == 7 else each) for i, each in enumerate(times(DAY, "%Y-%m-%d"))],
@@ -90,11 +144,13 @@ COLUMNS = [  # column name, cells, what it is read as, part of the reason
 ]
 
 
-def guess(tmp_path: Path, columns: dict[str, list[str]], label: str | None = None) -> Inferred:
+def guess(
+    tmp_path: Path, columns: dict[str, list[str]], label: str | None = None, separator: str = ",", files: int = 1
+) -> Inferred:
     path = tmp_path / "t.csv"
-    rows = [list(columns), *zip(*columns.values(), strict=True)]
-    path.write_text("\n".join(",".join(row) for row in rows) + "\n")
-    return infer(path, label)
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows([list(columns), *zip(*columns.values(), strict=True)])
+    return infer(path, label, files)
 
 
 @pytest.mark.parametrize(("name", "cells", "options", "why"), COLUMNS)
@@ -104,8 +160,17 @@ def test_columns(name: str, cells: list[str], options: dict[str, Any], why: str,
     assert dict(each.options) == options
     assert why in each.why
     (tmp_path / "schema.yaml").write_text(found.text())
-    read_schema(tmp_path / "schema.yaml", 1024)  # what is written can be read
+    read = read_schema(tmp_path / "schema.yaml", 1024)  # what is written can be read
+    assert (name in read.columns) == (each.kind != "ignore")
     assert found.missing == (("", "NA") if "NA" in cells else ("",))
+
+
+@pytest.mark.parametrize(("separator", "decimal"), [(",", {}), (";", {"decimal": ","})])
+def test_a_comma_before_three_digits_is_what_the_separator_of_the_file_suggests(
+    separator: str, decimal: dict[str, str], tmp_path: Path
+) -> None:
+    found = guess(tmp_path, {"x": [f"{i % 9 + 1},{i:03}" for i in range(ROWS)], "click": of(0, 1)}, None, separator)
+    assert found.guesses[0].options == {**NUMERIC, **decimal}
 
 
 def test_a_day_of_a_month_is_no_day_of_the_data(tmp_path: Path) -> None:
@@ -114,13 +179,16 @@ def test_a_day_of_a_month_is_no_day_of_the_data(tmp_path: Path) -> None:
 
 
 LABELS = [
-    ({"Click": of(0, 1), "other": of(0, 1)}, None, {"kind": "label"}),
+    ({" Click": of(0, 1), "other": of(0, 1)}, None, {"kind": "label"}),
     ({"a": of(0, 1), "x": NUMBERS}, None, {"kind": "label"}),
     ({"x": NUMBERS, "income": of("<=50K", ">50K", "<=50K")}, None, {"kind": "label", "positive": ">50K"}),
     ({"x": NUMBERS, "y": of("no", "yes", "yes")}, None, {"kind": "label", "positive": "yes"}),
+    ({"x": NUMBERS, "y": of("nein", "ja", "ja")}, None, {"kind": "label", "positive": "ja"}),
     ({"x": NUMBERS, "y": of(-1, 1)}, None, {"kind": "label", "positive": "1"}),
     ({"x": NUMBERS, "rating": of(1, 2, 3, 4, 5)}, "rating", {"kind": "label", "at_least": 4.0}),
     ({"x": NUMBERS, "y": of("True", "False")}, None, {"kind": "label"}),
+    ({"x": NUMBERS, "y": of("1,000", "2")}, None, {"kind": "label", "positive": "1,000"}),
+    ({"x": NUMBERS, "y": [f"{i % 3},5" for i in range(ROWS)]}, "y", {"kind": "label", "at_least": 2.5, "decimal": ","}),
     ({"x": NUMBERS, "c": of("won", "lost", "open")}, "c=won", {"kind": "label", "positive": "won"}),
     ({"x": NUMBERS, "c": of("won", "lost")}, "c=lost", {"kind": "label", "positive": "lost"}),
     ({"x": NUMBERS, "c=1": of(0, 1)}, "c=1", {"kind": "label"}),
@@ -139,7 +207,12 @@ REFUSED = [
         None,
         "clearly the label; these have two values: a, b; type --label",
     ),
-    ({"x": NUMBERS, "z": NUMBERS}, None, "No column of .*t.csv is clearly the label; type --label COLUMN"),
+    (
+        {"x": NUMBERS, "z": NUMBERS},
+        None,
+        "is clearly the label; there are: x, z; type --label COLUMN, or --label COLUMN=VALUE",
+    ),
+    ({"x": NUMBERS, "click": of(1)}, None, r"All 400 rows have the label 1 \(click\); a label needs two values"),
     (
         {"x": NUMBERS, "rating": of(1, 2)},
         "ratng",
@@ -165,20 +238,63 @@ def test_what_cannot_be_guessed(columns: dict[str, list[str]], label: str | None
         guess(tmp_path, columns, label)
 
 
+NO_HEADER = r"seems to have no header, as its first line is '%s'; .*: sed '1i c1%sc2%sc3' .*t.csv > NEW_FILE"
+
+
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "is empty"), ("a,b\n", "no rows below its header"), ("a,b,a\n1,2,3\n", "2 columns a")]
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a,b\n", "no rows below its header"),
+        ("a,b,a\n1,2,3\n", "2 columns a"),
+        ("a,,\n1,2,3\n", "2 columns without a name"),
+        ("# of May\na,y\n1,0\n", "row 2: 2 cells where the header has 1, and no row has as many; .*: tail -n"),
+        ("1,0.5,DE\n0,0.7,DE\n1,0.6,FR\n", NO_HEADER % ("1,0.5,DE", ",", ",")),
+        ("1\t1\tDE\n0\t2\tDE\n", NO_HEADER % (r"1\\t1\\tDE", r"\\t", r"\\t")),
+        ("a,y\n1,0\n".encode("utf-16"), "iconv -f utf-16 -t utf-8"),
+        ("é,y\n1,0\n".encode("latin1"), "iconv -f latin1 -t utf-8"),
+    ],
 )
-def test_files_without_a_table(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(text)
+def test_files_without_a_table(text: str | bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(GbactlError, match=message):
         infer(tmp_path / "t.csv")
 
 
 def test_a_part_of_a_large_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_inference, "SAMPLE", 150)
-    found = guess(tmp_path, {"click": of(0, 1), "x": NUMBERS})
+    found = guess(tmp_path, {"click": ["" if i % 10 == 3 else str(i % 2) for i in range(ROWS)], "x": NUMBERS})
     assert (found.rows, found.whole, found.looked_at) == (150, False, "the first 150 rows")
-    assert "train.global_batch" not in found.commands("t.csv", "s.yaml")[0]
+    command = found.commands("t.csv", "s.yaml")[0]
+    assert "train.global_batch" not in command and command.endswith("data.max_bad_lines=80")  # twice as many
+
+
+@pytest.mark.parametrize("columns", [("0", "1", "2"), ("country", "2019", "2020"), ("", "1", "y")])
+def test_a_header_may_have_numbers(columns: tuple[str, ...], tmp_path: Path) -> None:
+    cells = of("DE", "FR") if columns[0] == "country" else of(0, 1, 2)
+    found = guess(tmp_path, dict(zip(columns, (cells, NUMBERS, of(0, 1)), strict=True)), columns[2])
+    assert [each.name for each in found.guesses] == list(columns)
+
+
+@pytest.mark.parametrize(("looked_at", "files", "lost"), [(ROWS, 1, 3), (ROWS, 2, 12), (150, 1, 6)])
+def test_ragged_rows_are_told_and_left_out_by_the_command(
+    looked_at: int, files: int, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_inference, "SAMPLE", looked_at)
+    lines = [f"{i % 2},{cell}" + ",odd" * (i in (5, 6, 9)) for i, cell in enumerate(NUMBERS)]
+    (tmp_path / "t.csv").write_text("\n".join(["click,x", *lines, ""]))
+    found = infer(tmp_path / "t.csv", files=files)
+    assert "3 rows are ragged and will be left out; the first: " in found.notes[files - 1]
+    assert "t.csv, row 7: 3 cells where the header has 2" in found.notes[files - 1]
+    assert f" data.max_bad_lines={lost} " in f"{found.commands('t.csv', 's.yaml')[0]} "
+
+
+def test_few_rows_and_further_files_are_told(tmp_path: Path) -> None:
+    found = guess(tmp_path, {"click": of(0, 1), "x": NUMBERS})
+    assert found.notes == ["A day has about 57 rows: too few for an AUC that is more than chance."]
+    assert "train.global_batch=16" in found.commands("t.csv", "s.yaml")[0]
+    found = guess(tmp_path, {"click": of(0, 1), "x": NUMBERS}, files=4)  # each of which is a day
+    assert found.notes == ["It is the first of 4 files, which should have the same columns."]
 
 
 def test_rows_without_a_label_are_left_out_by_the_command(load: Callable[..., Dataset], tmp_path: Path) -> None:
@@ -228,6 +344,8 @@ def test_the_command_writes_a_schema_that_is_read(
     assert str(again.exception) == "schema.yaml exists; type --force to overwrite it, or --out FILE."
     assert CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--force"]).exit_code == 0
     assert CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--out", "o.yaml"]).exit_code == 0
+    several = CliRunner().invoke(data_command, ["infer-schema", "a.csv", "b.csv"])
+    assert isinstance(several.exception, UsageError) and "name their folder" in str(several.exception)
     nowhere = CliRunner().invoke(data_command, ["infer-schema", "my table.csv", "--out", "no/o.yaml"])
     assert "no/o.yaml cannot be written" in str(nowhere.exception)
     fsspec.filesystem("memory").pipe("/guess/t.csv", Path("my table.csv").read_bytes())

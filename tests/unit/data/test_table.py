@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,40 @@ def small(tmp_path: Path, text: str, schema: str = SMALL, name: str = "t.csv") -
     return {"name": "table", "path": str(tmp_path / name), "schema": str(tmp_path / "s.yaml")}
 
 
+@pytest.mark.parametrize(
+    ("decimal", "cells", "values"),
+    [
+        (".", ["1.5", "+1,234", " 1,234,567.5 ", "-12,345", "1e3"], [1.5, 1234, 1234567.5, -12345, 1000]),
+        (",", ["1,5", "1.234", "1.234.567,5", "-3", "0,125"], [1.5, 1234, 1234567.5, -3, 0.125]),
+    ],
+)
+def test_numbers_may_have_a_decimal_comma_or_marks_between_thousands(
+    decimal: str, cells: list[str], values: list[float], load: Load, tmp_path: Path
+) -> None:
+    text = "y;x;c\n" + "".join(f"{i % 2};{cell};a\n" for i, cell in enumerate(cells))
+    schema = f"columns: {{y: label, x: {{kind: numeric, decimal: '{decimal}'}}, c: categorical}}"
+    assert whole(load(**small(tmp_path, text, schema), days=2)).numeric[:, 0].tolist() == values
+    if decimal == ".":
+        with pytest.raises(
+            DataError, match=r"the column x is '0,5', not a number \(of a decimal comma, the schema says"
+        ):
+            load(**small(tmp_path, text + "1;0,5;a\n", schema), days=2)
+    for cell in ("1,2,3", "12.34,5", "1.23,4.5"):
+        with pytest.raises(DataError, match=f"the column x is '{cell}', not a number"):
+            load(**small(tmp_path, text + f"1;{cell};a\n", schema), days=2)
+
+
+@pytest.mark.parametrize("cells", ['["a, b"]|[]', "{a,b}|{}", "('a', 'b')|()"])
+def test_brackets_and_quotation_marks_of_lists_are_left_out(cells: str, load: Load, tmp_path: Path) -> None:
+    schema = "columns: {y: label, t: {kind: multi, separator: ',', buckets: 900}}"
+    full, empty = cells.split("|")
+    text = "y|t\n" + f'1|"{full}"\n0|{empty}\n'.replace('["', '[""').replace('"]', '""]') * 2
+    plain = load(**small(tmp_path, "y|t\n" + "1|a,b\n0|\n" * 2, schema), days=2)
+    found = load(**small(tmp_path, text, schema, "u.csv"), days=2)
+    for a, b in zip(plain, found, strict=True):
+        assert lists_in(a, 0) == lists_in(b, 0) and [len(each) for each in lists_in(b, 0)] == [2, 0]
+
+
 def test_days_by_row_count_are_told(load: Load, tmp_path: Path) -> None:
     text = "y,x,c\n" + "1,2,a\n0,3,b\n" * 7
     data = load(**small(tmp_path, text))
@@ -393,7 +428,7 @@ FILE_ERRORS = [
     ("y,x,c\n1,2,a\n,3,b\n", "row 3: the column y is missing, not 0 or 1"),
     ("y,x,c\n1,2,a\n0,3\n", "row 3: 2 cells where the header has 3; fix it or type data.max_bad_lines=100"),
     ("y,x,c\n1,2,a\n0,inf,b\n", "row 3: the column x is 'inf', not a number"),
-    ("PK\x03\x04", "t.csv is a ZIP archive; unpack it"),
+    ("PK\x03\x04", "t.csv is a ZIP archive or an Excel file; unpack it"),
     ("y,x,c\r1,2,a\r0,3,b\r", r"ends its lines by \\r alone; convert it by: tr"),
     ('y,x,c\n1,2,"a\n' + "0,3,b\n" * 400, "a row is longer than .*quotation mark"),
 ]
@@ -506,6 +541,11 @@ def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, s
     assert data_fingerprint({"name": "table", **remote}) != key
     one = load(name="table", path=f"file://{local}", schema=schema)
     assert one.rows == 120
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as packed:
+        packed.write(local, f"inside.{form}")
+    for chain in (f"simplecache::memory://tables/{form}/day_0*", f"zip://*.{form}::file://{tmp_path}/t.zip"):
+        through = load(name="table", path=chain, schema=schema)
+        assert (through.path / "ids.npy").read_bytes() == (one.path / "ids.npy").read_bytes()
 
 
 def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], list[str]], tmp_path: Path) -> None:
@@ -523,12 +563,17 @@ def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], l
     [
         ("s3://bucket/t.csv", MissingDependencyError, r"s3:// has no driver here; type pip install 'gbactl\[s3\]'\."),
         ("nothing://a/b", ConfigError, "nothing://a/b cannot be read .*type a path, or s3://"),
+        (
+            "simplecache::s3://bucket/t.csv",
+            MissingDependencyError,
+            r"^s3:// has no driver here; type pip install 'gbactl\[s3\]'\.",
+        ),
         ("memory://nowhere/t.csv", DataError, "memory://nowhere/t.csv does not exist"),
         ("memory://nowhere/*.csv", DataError, "has no file that matches"),
     ],
 )
 def test_urls_that_cannot_be_read(url: str, kind: type[GbactlError], message: str, load: Load, schema: str) -> None:
-    if url.startswith("s3:") and "s3fs" in fsspec.registry:
+    if "s3:" in url and "s3fs" in fsspec.registry:
         pytest.skip("s3fs is installed")
     with pytest.raises(kind, match=message):
         load(name="table", path=url, schema=schema)

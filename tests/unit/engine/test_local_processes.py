@@ -98,6 +98,20 @@ def test_waiting_and_stopping(family: RunProcesses) -> None:
     made.stdout.close()
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_what_a_replacement_would_fail_by_too_ends_the_run(family: RunProcesses, watched: bool) -> None:
+    child(family, "C", "import time; time.sleep(60)")
+    child(family, "W1", "import time; time.sleep(60)")
+    family.all_ready = True
+    plain = ended(child(family, "W0", "raise SystemExit(1)", "W0 ERROR failed: Once.\n"))
+    assert family.failure() is None, "another one takes its place"
+    plain.log.write_text("W0 CRITICAL failed: model.target=own.Model fails (ValueError, in own.py:3).\n")
+    if not watched:
+        family.stop_watching("W0")
+    sentence, is_cause = family.failure() or ("", False)
+    assert sentence.endswith("failed: model.target=own.Model fails (ValueError, in own.py:3).") and is_cause
+
+
 class Spawning(RunProcesses):
     """Another coordinator only sleeps."""
 

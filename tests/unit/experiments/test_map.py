@@ -53,6 +53,12 @@ def test_a_mode_is_compared_with_sync_of_the_same_place_and_seed(write_map: Any,
     assert write_map.gaps(cells) == "The best possible AUC minus sync's, by learning rate: 0.1000 at 0.002.\n"
 
 
+def test_the_lead_of_gba_over_each_derived_mode(write_map: Any, cells: list[Any]) -> None:
+    text = write_map.leads(cells, "optim.lr", "learning rate")
+    assert "| gba minus mode, learning rate | AUC, 8 |" in text and "| sync" not in text
+    assert "| async, 0.002 | +0.0151 +-0.0636 |" in text
+
+
 def test_what_is_safe_is_bold(write_map: Any, cells: list[Any], tmp_path: Path) -> None:
     aucs = write_map.compared(cells, "optim.lr", write_map.auc_difference)
     ratios = write_map.compared(cells, "optim.lr", write_map.eps_ratio)

@@ -145,6 +145,17 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     assert len(again.ran) == 2
 
 
+def test_runs_without_an_auc_end_no_sweep() -> None:
+    ran = list[int]()
+
+    def job(cfg: RunConfig, command: CommandLine) -> dict[str, Any]:
+        ran.append(cfg.seed)
+        return {**finish(cfg), "auc": None}
+
+    run_hydra(["-m", *OFF, "mode=gba", "seed=1,2"], job)
+    assert ran == [1, 2]
+
+
 def test_a_run_that_a_signal_met_at_its_end_has_finished(capsys: pytest.CaptureFixture[str]) -> None:
     def job(cfg: RunConfig, command: CommandLine) -> dict[str, Any]:
         finish(cfg)

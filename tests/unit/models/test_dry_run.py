@@ -59,7 +59,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def tried(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Tries a class with options."""
 
-    def run(made: type[nn.Module], **options: Any) -> str:
+    def run(made: type[nn.Module], **options: Any) -> list[str]:
         module = ModuleType("made_here")
         module.Made = made  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "made_here", module)
@@ -69,9 +69,29 @@ def tried(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_model_that_keeps_the_contract(tried: Any) -> None:
-    assert tried(Plain) == tried(Plain, scale=2.0) == ""
-    assert tried(kind(init=lambda model: model.register_buffer("constant", torch.ones(3)))) == ""
-    assert tried(kind(lambda model, logits: nn.functional.dropout(logits, 0.5, model.training))) == ""
+    assert tried(Plain) == tried(Plain, scale=2.0) == []
+    assert tried(kind(init=lambda model: model.register_buffer("constant", torch.ones(3)))) == []
+    assert tried(kind(lambda model, logits: nn.functional.dropout(logits, 0.5, model.training))) == []
+
+
+LIST = [nn.Linear(1, 1, bias=False)]  # layers of which nn.Module knows nothing
+
+
+class Silent(Plain):
+    """Forgets to return."""
+
+    def forward(self, numeric: Tensor, fields: Tensor) -> Tensor:
+        super().forward(numeric, fields)
+        return None  # type: ignore[return-value]
+
+
+class Late(Plain):
+    """Makes a layer when it is first used."""
+
+    def end(self, logits: Tensor) -> Tensor:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(1, 1, bias=False)
+        return self.late(logits[:, None])[:, 0]  # type: ignore[no-any-return]
 
 
 def frozen(model: Plain) -> None:
@@ -95,9 +115,19 @@ def count(model: Any, logits: Tensor) -> Tensor:
             r"shape \[32, 1\] in eval mode, for a batch of 32, not \[32\]\.",
         ),
         (kind(lambda model, logits: logits if model.training else logits * np.nan), "that are NaN in eval mode"),
-        (kind(lambda model, logits: logits if model.training else (logits,)), "fails on a batch of .*AttributeError"),
+        (
+            kind(lambda model, logits: logits if model.training else (logits,)),
+            "returns a tuple in eval mode, not a",
+        ),
+        (kind(lambda _, logits: (logits, 0)), "returns a tuple, not a tensor of logits; return the logits alone"),
+        (kind(lambda _, logits: {"y": logits}), "returns a dict, not a tensor of logits; return the logits alone"),
+        (Silent, "returns a NoneType, not a tensor of logits; end forward with return"),
+        (Late, r"parameter of shape \[1, 1\] that is not among its parameters\(\), so that it is never .* __init__"),
         (kind(lambda _, logits: logits.detach()), r"without a gradient; leave out detach\(\)"),
-        (kind(lambda _, logits: logits[:, 0]), r"fails on a batch of numeric \[\d+, \d+\] and fields .*IndexError"),
+        (
+            kind(lambda _, logits: logits[:, 0]),
+            r"fails on a batch of numeric \[\d+, \d+\] and fields .*IndexError.*test_dry_run\.py:\d+\)",
+        ),
         (
             kind(lambda _, logits: torch.nan_to_num((logits * 0).sqrt())),
             "a gradient to the looked-up fields that is NaN",
@@ -116,7 +146,14 @@ def count(model: Any, logits: Tensor) -> Tensor:
         (kind(init=frozen), r"parameter last\.weight without a gradient \(requires_grad=False\)"),
         (kind(init=lambda model: model.double()), r"parameter last\.weight of type float64"),
         (kind(init=lambda model: setattr(model, "late", nn.LazyLinear(2))), r"lazy parameter late\.weight"),
-        (kind(init=lambda model: model.nothing), r"cannot be built: AttributeError"),
+        (kind(init=lambda model: model.nothing), r"cannot be built \(AttributeError: .*, in .*test_dry_run\.py:\d+\)"),
+        (kind(init=lambda model: model.to("meta")), r"fails in a dry run \(NotImplementedError: .*meta tensor"),
+        (
+            kind(
+                lambda model, logits: model.more[0](logits[:, None])[:, 0], lambda model: setattr(model, "more", LIST)
+            ),
+            r"parameter of shape \[1, 1\] that is not among its parameters.* in an nn\.ModuleList instead of a list\.",
+        ),
         (type("Empty", (nn.Module,), {}), "has no parameters"),
     ],
 )
@@ -156,10 +193,10 @@ def test_a_model_of_raw_fields(
     module.Made = Attends  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "made_here", module)
 
-    def tried(data: Dataset, **options: Any) -> str:
+    def tried(data: Dataset, **options: Any) -> list[str]:
         return dry_run(ModelConfig("made", dim=4, target="made_here.Made", options=options), data, 0, "fp32")
 
-    assert tried(listed) == tried(listed, asked=4) == ""
+    assert tried(listed) == tried(listed, asked=4) == []
     for data, options, sentence in (
         (listed, {"asked": 2}, r"wants field 2 raw \(raw_fields\), but the multi-valued fields are \[4, 5\]\."),
         (dataset, {}, "wants field 3 raw .*, but the data have no multi-valued fields"),
@@ -170,18 +207,37 @@ def test_a_model_of_raw_fields(
             tried(data, **options)
 
 
+class Misnamed(Plain):
+    """Has another name for the number of fields."""
+
+    def __init__(self, numeric: int, num_fields: int, dim: int) -> None:
+        super().__init__(numeric, num_fields, dim)
+
+
 def test_options_that_the_constructor_does_not_take(tried: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"needs the option num_fields; type .*, or rename the argument: .* fields, dim"
+    ):
+        tried(Misnamed)
     with pytest.raises(ConfigError, match=r"has no option scales\. Did you mean scale\?"):
         tried(Plain, scales=2.0)
 
 
 def test_what_cannot_be_replayed_is_told(tried: Any) -> None:
     drawn = np.random.default_rng(0)
-    said = tried(kind(lambda _, logits: logits * float(drawn.random())))
+    [said] = tried(kind(lambda _, logits: logits * float(drawn.random())))
     assert said.startswith("The run cannot be replayed: model.target=made_here.Made gives another gradient")
-    said = tried(kind(count, init=lambda model: model.register_buffer("seen", torch.zeros(1))))
+    [said] = tried(kind(count, init=lambda model: model.register_buffer("seen", torch.zeros(1))))
     assert "changes its buffer seen in training" in said
-    assert "draws random numbers in eval mode" in tried(kind(lambda _, logits: nn.functional.dropout(logits, 0.5)))
+    [said] = tried(kind(lambda _, logits: nn.functional.dropout(logits, 0.5)))
+    assert "draws random numbers in eval mode" in said
+
+
+def test_probabilities_instead_of_logits_are_told(tried: Any) -> None:
+    for end in (lambda logits: logits.sigmoid(), lambda logits: logits[:, None].sigmoid().double().squeeze(1)):
+        [said] = tried(kind(lambda _, logits, end=end: end(logits)))
+        assert said.startswith("model.target=made_here.Made ends with a sigmoid, which the loss applies again; ")
+    assert tried(kind(lambda _, logits: logits.sigmoid() - 0.5)) == tried(kind(lambda _, logits: logits * 1e-3)) == []
 
 
 @pytest.mark.parametrize("target", ["cross.Cross", "fuxictr_dcnv2.FuxiDCNv2", "torchrec_dcnv2.TorchRecDCNv2"])
@@ -190,7 +246,7 @@ def test_the_templates_keep_the_contract(target: str, dataset: Dataset, monkeypa
         pytest.importorskip(target.partition("_")[0], exc_type=ImportError)
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "experiments" / "templates")
     cfg = ModelConfig("own", dim=4, hidden=[8], dropout=0.1, target=f"click_parts.{target}", options={"layers": 2})
-    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == ""
+    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == []
 
 
 def test_initial_values_dropout_and_statistics_follow_from_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

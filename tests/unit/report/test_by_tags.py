@@ -89,7 +89,7 @@ def test_a_tag_beside_a_parameter() -> None:
 
 
 def test_an_unknown_tag_says_which_there_are() -> None:
-    with pytest.raises(UsageError, match=r"No run has the tag nope; type --by with some of: tags\.takes_over$"):
+    with pytest.raises(UsageError, match=r"No run has the tag nope\. Type --by with some of: tags\.takes_over$"):
         compare(runs(), by=["tags.nope"])
 
 

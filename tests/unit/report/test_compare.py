@@ -295,14 +295,21 @@ def test_another_baseline() -> None:
 
 
 def test_unknown_keys_baselines_and_metrics_say_what_there_is() -> None:
-    with pytest.raises(UsageError, match=r"parameter nope; .*model\.name"):
+    with pytest.raises(UsageError, match=r"parameter nope\. Type --by with some of: .*model\.name"):
         compare(three(), by=["nope"])
+    with pytest.raises(UsageError, match=r"parameter model\.nam\. Did you mean model\.name\?"):
+        compare(three(), by=["model.nam"])
     with pytest.raises(UsageError, match="--baseline bsp; type one of: gba, sync"):
         compare(three(), baseline="bsp")
     with pytest.raises(UsageError, match=r"No run has the metric aucc\. Did you mean auc"):
         compare(three(), metrics=["eps", "aucc"])
     with pytest.raises(UsageError, match=r"No run has the metric nope\. Type --metric with some of: auc, .*eps"):
         compare(three(), metrics=["nope"])
+    with pytest.raises(UsageError, match=r"No run has the metric aucc\. Did you mean auc"):
+        compare(three(), on="aucc")
+    with pytest.raises(UsageError, match=r"No run has the metric nope\. Type --on with some of: auc, .*eps"):
+        compare(three(), on="nope")
+    assert compare(three(), on="decayed_percent").groups  # computed from others
 
 
 def test_nothing_usable_is_no_error_here() -> None:

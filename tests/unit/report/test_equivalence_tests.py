@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp, ttest_rel  # type: ignore[import-untyped]
 
+from gbactl.errors import UsageError
 from gbactl.report.columns import AUC, column_of
 from gbactl.report.compare import compare
 from gbactl.report.equivalence_tests import (
@@ -99,6 +100,8 @@ def test_undecided_above_the_margin_names_the_seeds_that_would_show_the_differen
     found = judged(runs(gba=(0.0, 1e-5, -1e-5), async_=(-0.0178, -0.0312, -0.0321)), "async_")
     assert found is not None and found.kind == UNDECIDED and found.p is not None and found.p < LEVEL
     assert found.words == "cannot tell, about 4 seeds needed (AUC -0.02703 ±0.01990, margin 0.0005)"
+    two = judged(runs(gba=(0.0, 1e-5, -1e-5), async_=(-0.010, -0.030, -0.025)), "async_")
+    assert two is not None and two.seeds == 5  # of three lines it would be 6: the baseline is none of them
 
 
 @pytest.mark.parametrize(("mean", "lines"), [(0.0005, 1), (0.001, 2), (0.004, 3)])
@@ -249,6 +252,12 @@ def test_switched_runs_pair_with_those_that_stayed() -> None:
     same = "sync>gba@day2: same as sync (AUC -0.00005 ±0.00021, margin 0.0005)"
     assert f"{same}; EPS 1.00 ±0.00 times sync's." in said
     assert "sync>async@day2: worse by 0.01000 ±0.00130 (AUC, p 0.0003); EPS 1.00 ±0.00 times sync's." in said
+
+
+@pytest.mark.parametrize("margin", [0.0, -0.001, float("nan"), float("inf")])
+def test_a_margin_is_a_finite_number_above_0(margin: float) -> None:
+    with pytest.raises(UsageError, match=r"is not a finite number above 0; give one, such as 0\.0005"):
+        scale_of(AUC, margin)
 
 
 def example():  # type: ignore[no-untyped-def]

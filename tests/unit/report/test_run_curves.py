@@ -60,6 +60,8 @@ def test_the_last_auc_of_the_baselines_run_with_the_same_seed() -> None:
     gba = lines["gba"]  # seed 1 had .74 after 10 s; seed 2 never had .75
     assert (gba.n, gba.reached, gba.auc) == (2, 1, pytest.approx(0.745))
     assert gba.seconds == CensoredMedian(12.5, True)
+    less = times_to_auc({("gba",): ("sync",)}, CURVES, None, 0.002)[0]  # of seed 2 .749 will do
+    assert (less.reached, less.auc) == (2, pytest.approx(0.743))
 
 
 def test_a_run_without_a_target_or_an_evaluation_has_no_line() -> None:
@@ -126,7 +128,7 @@ RESULT = {
     "eps": 100.0,
     "phases": [
         {"samples": 10, "seconds": 2.0, "drain_seconds": 0.5, "auc": 0.6},
-        {"samples": 10, "seconds": 1.0, "drain_seconds": None, "auc": None},
+        {"samples": 7, "decayed": 2, "lost": 1, "seconds": 1.0, "drain_seconds": None, "auc": None},
         {"samples": 20, "seconds": 3.0, "closing_seconds": 0.5, "auc": 0.7},
     ],
     "staleness_histogram": {"0": 1, "2": 3},

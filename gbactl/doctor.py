@@ -211,10 +211,12 @@ def examine_hosts(cfg: RunConfig, engine: HostsEngine, measure: bool) -> tuple[l
         checks += [failure(f"host {host.name}", sentence) for sentence in report.faults]
         if report.ok:
             checks.append(_host(host, report))
-    unseen = [host for host, report in found.reports.items() if not report.shared]
-    finding = f"{runs.resolve()}: {'not seen by ' + ', '.join(unseen) if unseen else 'seen by every host that answers'}"
-    advice = "for runs with checkpoint=, type run_dir= on a file system that all hosts share"
-    checks.append(Check("run directory", finding, not unseen, cfg.checkpoint.name != "none", advice))
+    if any(report.facts for report in found.reports.values()):
+        unseen = [host for host, report in found.reports.items() if not report.shared]
+        seen = f"not seen by {', '.join(unseen)}" if unseen else "seen by every host that answers"
+        advice = "for runs with checkpoint=, type run_dir= on a file system that all hosts share"
+        essential = cfg.checkpoint.name != "none"
+        checks.append(Check("run directory", f"{runs.resolve()}: {seen}", not unseen, essential, advice))
     more = [*found.advice, *filter(None, [engine.warning(cluster)])]
     return [*checks, *(failure("note", sentence, essential=False) for sentence in more)], found
 

@@ -34,22 +34,8 @@ LABELS = (
     "is_attributed", "response", "purchased",
 )  # fmt: skip
 POSITIVE = (
-    "1",
-    "yes",
-    "y",
-    "true",
-    "t",
-    "positive",
-    "click",
-    "clicked",
-    "success",
-    "buy",
-    "won",
-    "ja",
-    "oui",
-    "si",
-    "sim",
-)
+    "1", "yes", "y", "true", "t", "positive", "click", "clicked", "success", "buy", "won", "ja", "oui", "si", "sim",
+)  # fmt: skip
 TIME_NAME = re.compile(r"time|date|hour|(^|_)(ts|dt|day|at|when)($|_)", re.IGNORECASE)
 USER_NAME = re.compile(r"(user|uid|customer|member|visitor|client|account)([ _-]?id)?", re.IGNORECASE)
 CODE_NAME = re.compile(

@@ -255,8 +255,8 @@ class HostFindings:
 
     @property
     def advice(self) -> list[str]:
-        """Faults that only matter to modes with an all-reduce, one sentence each."""
-        reports = self.reports.values()
+        """Faults that only matter to an all-reduce of several hosts, one sentence each."""
+        reports = list(self.reports.values()) if len(self.reports) > 1 else []
         sentences = [sentence for report in reports for sentence in ring(report.host, report.facts, report.address)]
         return [f"For an all-reduce: {sentence}" for sentence in sentences]
 

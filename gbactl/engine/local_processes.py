@@ -124,8 +124,11 @@ class RunProcesses:
         self._listener: socket.socket | None = None  # listening socket of the coordinator
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
-    def prepare(self) -> None:
-        """Prepare the hosts before any process starts; this host needs no preparation."""
+    def prepare(self) -> str:
+        """Prepare the hosts before any process starts; this host needs no preparation.
+
+        Returns why no checkpoint of a stopped run can be saved; "" if it can."""
+        return ""
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""

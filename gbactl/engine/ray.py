@@ -108,12 +108,16 @@ class Starter:
 
 
 def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
-    """Return Ray's options that place an actor on node `name` or, if that is dead, on one not among `others`."""
+    """Return Ray's options that place an actor on node `name` or, if that is dead, on one not among `others`.
+
+    Raises ClusterError if Ray never had a node of that name."""
     live = _live(ray)
     if name in live:
         node, total = live[name]
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         return {"num_cpus": min(cpus, total), "scheduling_strategy": affinity}
+    if all(each["NodeName"] != name for each in ray.nodes()):
+        raise ClusterError(f"Ray has no node {name}, but {', '.join(sorted(live))}")
     taken = [live[other][0] for other in others if other in live]
     return {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"!in({','.join(taken)})"} if taken else {}}
 

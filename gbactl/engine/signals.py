@@ -128,6 +128,11 @@ class StopRequest:
         self.trains, self.answer = False, dict[str, Any]()
         self._deadline = 0.0
         self._forwarded = False
+        self._refusal = ""
+
+    def refuse(self, why: str) -> None:
+        """End the run at once at a stop signal: no checkpoint can be saved, for the reason `why`."""
+        self.seconds, self._refusal = 0.0, why
 
     def poll(self, tell: Callable[[Event], None]) -> None:
         """Forward the first stop signal to the coordinator. Raises Stopped at its answer, or at the time-out."""
@@ -179,8 +184,8 @@ class StopRequest:
 
     @property
     def _reason(self) -> str:
-        if "why" in self.answer:
-            return str(self.answer["why"])
+        if self._refusal or "why" in self.answer:
+            return self._refusal or str(self.answer["why"])
         if len(_received) > 1:
             return "a second signal came"
         return f"it took longer than cluster.stop_seconds={self.seconds:g}" if self._deadline else "it ended at once"

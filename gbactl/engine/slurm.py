@@ -57,9 +57,13 @@ def error_text(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def node_list(environment: Mapping[str, str]) -> str:
-    """Return the allocation's nodes as Slurm writes them: n[1-2]. Raises ConfigError outside an allocation."""
+    """Return the allocation's nodes as Slurm writes them: n[1-2].
+
+    Raises ConfigError outside an allocation, and in a step of several tasks, each of which would train."""
     nodes = environment.get("SLURM_JOB_NODELIST", "")
     require(bool(nodes), f"cluster=slurm works in an allocation, and this is none; {HOW}.")
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    require(tasks == "1", f"srun starts gbactl {tasks} times here, and each would train; type gbactl without srun.")
     return nodes
 
 

@@ -99,7 +99,7 @@ class FollowedJob:
         if done.returncode:
             return "" if "Invalid job id" in done.stderr else f"in an unknown state: {error_text(done)}"
         state, _, where = done.stdout.strip().partition(" ")
-        return f"{state.lower()} {where}".strip()
+        return f"{state.lower()} {where.removeprefix('(None)')}".strip()  # no reason yet
 
     def _headless(self) -> bool:
         """Return whether the job has lost the node of its batch script; it then keeps the others and does nothing."""

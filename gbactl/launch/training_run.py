@@ -283,7 +283,9 @@ class LaunchedRun:
             self.injection, replacements = FaultInjection(children), Replacements(children, self.show.print_line)
             self.listeners.append(replacements.on_event)
             self.polls += [self.injection.poll, replacements.poll]
-            children.prepare()
+            if why := children.prepare():
+                self.stop.refuse(why)
+                self.show.print_line(f"  If this run is stopped, it is not saved: {why}.")
             with self._collective(children) as environments:
                 self.show.print_detail(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)

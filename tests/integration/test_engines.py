@@ -1,7 +1,7 @@
 """Engines on several hosts: the same tests for each, and what is peculiar to one.
 
-cluster=slurm and cluster=ray are on real clusters of two nodes; those of cluster=exec are containers too.
-Hosts are all this machine here; tests of several network stacks are in test_hosts.py.
+cluster=hosts is by ssh to two network namespaces; cluster=slurm and cluster=ray are on real clusters of two nodes;
+those of cluster=exec are containers too. More on network stacks is in test_hosts.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pytest
 
 from tests.support import netns, ray_cluster
 from tests.support.commands import ROOT
-from tests.support.netns import LAUNCHER, Containers
+from tests.support.netns import LAUNCHER, Containers, Hosts
+from tests.support.pages import commands
 from tests.support.processes import SECONDS, SMALL, Finished, Launcher, collective, wait_for
 from tests.support.ray_cluster import AUTOSCALER, JOBS, RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
@@ -26,12 +27,12 @@ from tests.support.slurm_cluster import SlurmCluster, obstacle
 OBSTACLE = obstacle()
 # what is typed for an engine with two hosts of one worker each
 ENGINES = {
-    "hosts": ("cluster=hosts", "cluster.hosts=[127.0.0.2:1,127.0.0.3:1]"),
+    "hosts": ("cluster=hosts", "cluster.hosts=[a:1,b:1]", "cluster.ssh='ssh -F ssh_config'"),
     "exec": ("cluster=exec", "cluster.hosts=[a:1,b:1]", "cluster.exec='sh -c \"exec env AT={host} {agent}\"'"),
     "slurm": ("cluster=slurm", "cluster.workers=2"),
     "ray": ("cluster=ray", "cluster.bind=127.0.0.1"),  # where this machine's name points to
 }
-CLUSTERS = {"slurm": "allocated", "ray": "ray"}  # fixtures
+CLUSTERS = {"hosts": "by_ssh", "slurm": "allocated", "ray": "ray"}  # fixtures
 SAVED = ("checkpoint=cpr", "checkpoint.interval_steps=3")
 PACKED = ("cluster.placement=packed",)
 LONG = ("data.days=4", "data.rows_per_day=60000")
@@ -70,6 +71,16 @@ def ray(launcher: Launcher, request: pytest.FixtureRequest) -> Iterator[RayClust
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def by_ssh(launcher: Launcher) -> Iterator[Hosts]:
+    """Two hosts with their own network and sshd; the launcher's commands run on a third."""
+    if why := netns.obstacle():
+        pytest.skip(why)
+    with netns.hosts(launcher.cwd, ("a", "b")) as made:
+        launcher.before = made.inside(LAUNCHER)
+        yield made
 
 
 @pytest.fixture
@@ -166,6 +177,7 @@ def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers)
     assert done.code == 0, done.err
     assert "host  address" in done.err and done.result["samples"]["trained"] == done.result["samples"]["read"]
     assert all(f"{name}     {containers.address(name)}" in done.err for name in containers.names)
+    assert "  If this run is stopped, it is not saved: the run directory is not seen by a, b.\n" in done.err
 
 
 @pytest.mark.slow
@@ -195,6 +207,7 @@ def test_a_container_that_comes_back_gets_its_worker_back(launcher: Launcher, co
     launched.process.send_signal(signal.SIGINT)
     told = launched.finish(60).err
     assert "Host b is gone: " in told and "Host b is there again; it gets W1." in told
+    assert "gbactl: stopped; where it stood is not saved (the run directory is not seen by a, b)." in told
 
 
 @pytest.mark.beside
@@ -408,6 +421,20 @@ def submitter(allocated: Launcher) -> Launcher:
 
 
 JOB = ("mode=gba", "cluster=slurm", "cluster.stop_seconds=10", "cluster.slurm.grace=20", "--submit")
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_page(submitter: Launcher) -> None:
+    lines = commands("docs/how-to/run-on-a-scheduler.md", "slurm")
+    assert [line.split()[0] for line in lines] == ["salloc", "gbactl"]
+    for line in lines:
+        before, typed = line.split("gbactl train ")
+        submitter.before = tuple(before.split())
+        small = [each for each in SMALL if not each.startswith("cluster.workers=")]
+        done = submitter.start(*small, *typed.split(), small=False).finish(240)
+        assert done.code == 0 and "mode gba: 4 workers" in done.err + done.out, f"{line}\n{done.err}"
 
 
 @pytest.mark.beside

@@ -7,6 +7,7 @@ A fenced block of language `sh` holds commands. A comment `<!-- test: MARK -->` 
 - `calibration`: with a small model, while nothing else runs (tests/integration/test_calibrate.py)
 - `own data`: on small files of the formats that they name
 - `hosts`: on several network namespaces (tests/integration/test_hosts.py)
+- `slurm`: on a Slurm cluster of this machine (tests/integration/test_engines.py)
 - `additions`: with the templates as an installed package (tests/integration/test_additions.py)
 - `make`: the targets exist
 - `synopsis`: verb, options and keys exist (tests/unit/test_pages.py); words in capitals stand for the reader's own
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKS = ("", "slow", "calibration", "own data", "hosts", "additions", "make", "synopsis")
+MARKS = ("", "slow", "calibration", "own data", "hosts", "slurm", "additions", "make", "synopsis")
 _MARK = r"(?:<!-- test: ([a-z ]+) -->\n+)?"
 _BLOCK = re.compile(rf'^{_MARK}```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 

@@ -183,4 +183,5 @@ def test_an_engine_that_cannot_run(
 ) -> None:
     code, checks = examined(engine, then, *typed)
     (failed,) = (check for check in checks.values() if not check.ok)
+    assert "run directory" not in checks  # nobody has looked for it
     assert code == 1 and re.search(found, failed.found) and re.search(advice, failed.advice)

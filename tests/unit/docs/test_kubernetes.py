@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from gbactl.launch.hydra_config import compose
+from tests.support.pages import blocks
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "docs" / "how-to" / "kubernetes"
@@ -68,15 +69,19 @@ def commands(launcher: dict[str, Any]) -> list[list[str]]:
     return [[word for each in words for word in (rest[0] if each == "$@" else [each])] for words in typed]
 
 
+def inside(launcher: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment variables of a launcher's pod."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    for each in pod(launcher)["containers"][0]["env"]:
+        monkeypatch.setenv(each["name"], each["value"])
+
+
 @pytest.mark.parametrize("name", PODS)
 def test_the_launcher_trains_on_the_workers_and_saves_within_its_grace_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher, worker = PODS[name]
-    environment = {each["name"]: each["value"] for each in pod(launcher)["containers"][0]["env"]}
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
+    inside(launcher, monkeypatch)
     resumed, first = commands(launcher)
     assert resumed[0] == "resume=job" and first[0] == "run_dir=job"
     cfg = compose(first)
@@ -93,10 +98,26 @@ def test_the_launcher_trains_on_the_workers_and_saves_within_its_grace_time(
 
 
 def test_the_role_allows_what_the_launcher_types() -> None:
-    for name, jobs in (("statefulset", False), ("jobset", True)):
-        allowed = {kind: set(rule["verbs"]) for rule in MANIFESTS[name]["Role"]["rules"] for kind in rule["resources"]}
-        assert {"get", "list", "watch"} <= allowed["pods"] and {"get", "create"} <= allowed["pods/exec"]
-        assert ("jobs" in allowed) is jobs
+    role = MANIFESTS["common"]["Role"]
+    allowed = {kind: set(rule["verbs"]) for rule in role["rules"] for kind in rule["resources"]}
+    assert {"get", "list", "watch"} <= allowed["pods"] and {"get", "create"} <= allowed["pods/exec"]
+    assert allowed["jobs"] == {"get"}  # kubectl exec job/NAME
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_the_commands_of_the_page_name_what_the_manifests_make(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = PODS[name][0]
+    (block,) = (each for each in blocks("docs/how-to/run-in-kubernetes.md") if f"{name}.yaml" in each.text)
+    apply, wait, logs, doctor = map(shlex.split, block.text.splitlines())
+    made = {kind for file in apply if file.endswith(".yaml") for kind in MANIFESTS[file.removesuffix(".yaml")]}
+    assert {"ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim"} < made
+    job = "gbactl" if name == "statefulset" else "gbactl-launcher-0"  # JOBSET-JOB-INDEX
+    assert (wait[-1], logs[-1], doctor[2]) == (f"job-name={job}", f"job/{job}", f"job/{job}")
+    inside(launcher, monkeypatch)
+    typed, first = (compose(["mode=gba", *words]).cluster for words in (doctor[6:], commands(launcher)[1]))
+    assert typed.hosts == first.hosts and ("job/{host}" in typed.options["exec"]) is (
+        "job/{host}" in first.options["exec"]
+    )
 
 
 def test_the_containerfile_copies_from_its_own_stages() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gbactl.data.cache import prepare
+from gbactl.engine import host_and_network_facts
 from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
@@ -47,6 +48,13 @@ def test_facts_and_addresses(link: AgentConnection) -> None:
     answer = settle(link, paths=["/", "/there/is/no/such"])
     assert (answer["address"], answer["interface"], answer["shared"]) == ("127.0.0.1", "lo", False)
     assert answer["sees"] == {"/": True, "/there/is/no/such": False}
+
+
+def test_cores_and_memory_of_a_host_are_what_control_groups_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_and_network_facts, "usable_cores", lambda: 3)
+    monkeypatch.setattr(host_and_network_facts, "free_memory", lambda: 5 << 20)
+    found = host_and_network_facts.facts()
+    assert (found["cores"], found["memory"]) == (3, 5 << 20)
 
 
 def test_it_dials_back_to_who_knows_the_key(tmp_path: Path) -> None:

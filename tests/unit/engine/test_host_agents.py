@@ -39,7 +39,9 @@ def test_a_host_that_takes_its_name_for_loopback_is_advised_and_no_fault() -> No
     (told,) = found.advice
     assert told.startswith("For an all-reduce: Host a takes its own name alpha for 127.0.1.1")
     assert "`10.0.0.7 alpha`" in told
-    assert HostFindings({"gone": HostReport("gone", faults=["no answer"])}).advice == []
+    gone = HostReport("gone", faults=["no answer"])
+    assert HostFindings({"gone": gone, "b": found.reports["b"]}).advice == []
+    assert HostFindings({"a": found.reports["a"]}).advice == []  # no ring to other hosts
 
 
 def test_a_written_file_is_read(tmp_path: Path) -> None:

@@ -97,10 +97,12 @@ def test_an_agent_s_place_is_its_node_or_one_that_is_no_host(live: dict[str, int
         return {"NodeName": name, "NodeID": f"{name}-id", "Alive": alive, "Resources": {"CPU": count}}
 
     affinity = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft))
-    known = [*(node(*each) for each in live.items()), node("n4", 8, False)]
+    known = [*(node(*each) for each in live.items()), node("n2", 8, False)]
     cluster = SimpleNamespace(nodes=lambda: known, util=SimpleNamespace(scheduling_strategies=affinity))
     found = ray._place(cluster, "n2", 2, ["n1"])
     assert found.pop("num_cpus") == cpus and list(found.values()) == [place]
+    with pytest.raises(ClusterError, match=f"^Ray has no node n9, but {', '.join(live)}$"):
+        ray._place(cluster, "n9", 2, ["n1"])
 
 
 def test_why_an_agent_does_not_start() -> None:
@@ -125,7 +127,7 @@ def test_a_driver_that_waits_for_an_agent_ends_with_its_launcher_or_its_command(
         over.wait()
         return ""
 
-    cluster = MagicMock(get=end, nodes=list)
+    cluster = MagicMock(get=end, nodes=lambda: [{"NodeName": "n1", "Alive": False}])
     cluster.util.get_node_ip_address.return_value = "127.0.0.1"
     monkeypatch.setattr(ray, "_connect", lambda: cluster)
     monkeypatch.setattr(ray, "FREE_SECONDS", 0.05)

@@ -170,6 +170,18 @@ def test_an_older_checkpoint_is_named_where_nothing_newer_is(tmp_path: Path) -> 
     assert stop.sentence(tmp_path) == f"where it stood is not saved (it ended at once){older}"
 
 
+def test_a_run_that_cannot_be_saved_ends_at_the_first_signal(tmp_path: Path) -> None:
+    said, told = list[str](), list[Event]()
+    stop = StopRequest(30.0, said.append)
+    stop.trains = True
+    stop.refuse("nobody sees it")
+    with stoppable(), first_signal_recorded():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped):
+            stop.poll(told.append)
+    assert said == told == [] and stop.sentence(tmp_path) == "where it stood is not saved (nobody sees it)"
+
+
 def test_what_fails_while_it_is_saved_is_why_it_is_not() -> None:
     stop = StopRequest(30.0, lambda text: None)
     error = ClusterError("C was killed.")

@@ -36,6 +36,8 @@ def test_outside_an_allocation_it_says_how_to_get_one(monkeypatch: pytest.Monkey
         ConfigError, match=r"Slurm.s command scontrol cannot be run .*type this where Slurm is installed"
     ):
         allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
+    with pytest.raises(ConfigError, match=r"^srun starts gbactl 4 times here, .* type gbactl without srun"):
+        allocation({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "4"})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,15 @@ VIRTUAL = (
     "cluster.servers=2", "train.global_batch=16", "cost.batch_us=50000", "+tracking.tags.stands_for='9'",
     "+tracking.tags.batches='4'",
 )  # fmt: skip
+
+# of the page's table of loads: what the arithmetic calls it
+ROWS = {
+    "messages of the coordinator": "coordinator, messages",
+    "process of a server": "a server's process",
+    "network interface of a server": "a server's network interface, inward",
+    "messages of the agents": "launcher, agents' pulses",
+    "event log": "event log",
+}
 
 
 def module(name: str) -> ModuleType:
@@ -50,6 +60,19 @@ def test_what_breaks_first() -> None:
     now, packed, once = scale.coordinators(job, costs, 15.0)
     assert (now, packed) == (pytest.approx(messages.factor), pytest.approx(2000 * 80e-6)), "5 us a server are left"
     assert once == pytest.approx(2000 * 130e-6), "orders cost half of what a server costs"
+
+
+def test_the_page_has_the_loads_of_the_measured_costs() -> None:
+    sys.path[:0] = [str(FOLDER.parent)]
+    scale, written = module("arithmetic"), module("write_scale")
+    found = [scale.loads(scale.Job(*size, orders=1.0), written.costs()) for size in written.SIZES]
+    factors = {loads[0].resource: [load.factor for load in loads] for loads in zip(*found, strict=True)}
+    page = (FOLDER.parents[1] / "docs" / "studies" / "scale.md").read_text()
+    for row, resource in ROWS.items():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {row}"))
+        for text, factor in zip(line.split(" | ")[1:], factors[resource], strict=True):
+            digits = len(re.sub(r"\D", "", text).lstrip("0"))
+            assert float(f"{factor:.{digits}g}") == float(re.sub(r"[^\d.]", "", text)), f"{row}: {factor}"
 
 
 @pytest.mark.parametrize(("mode", "messages"), [("async", 5.0), ("sync", 3.5)])

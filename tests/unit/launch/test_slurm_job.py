@@ -50,7 +50,8 @@ def finished(status: str = "FINISHED") -> str:
 
 
 def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.CaptureFixture[str]) -> None:
-    calls = commands(sbatch="echo '7;here'", squeue=finished(), scontrol="echo n1; echo n2")
+    waits = f"{FIRST}[ -e waits ] || {{ : > waits; echo 'PENDING (None)'; exit; }}\n"
+    calls = commands(sbatch="echo '7;here'", squeue=waits + finished(), scontrol="echo n1; echo n2")
     Path("own").mkdir()
     own = ("--config-dir", "own", "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]")
     submit([*RUN, *own], ["--json"])
@@ -61,7 +62,7 @@ def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.Captu
     assert script.endswith(f" run_dir=run {typed} --json\n")
     assert subprocess.run(["/bin/sh", "-n", "run/job.sh"], check=True).returncode == 0
     told = capfd.readouterr()
-    assert told.out == "the end\n" and "job 7 is running n1\n" in told.err
+    assert told.out == "the end\n" and "job 7 is pending\njob 7 is running n1\n" in told.err
     assert calls.read_text().splitlines()[0].startswith("sbatch --parsable ")
 
 

@@ -11,7 +11,6 @@ import sys
 import click
 
 from gbactl import __version__
-from gbactl.configured_classes import own_code_told
 from gbactl.errors import GbactlError, Stopped
 
 #: verb -> the module of gbactl.cli with the command of that name, and a line of help
@@ -56,6 +55,12 @@ class LazyGroup(click.Group):
                 ctx.fail(f"No such command '{args[0]}'. {meant}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        from gbactl.configured_classes import own_code_told
+
+        with own_code_told():
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
@@ -83,8 +88,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a "?" instead
             stream.reconfigure(errors="replace")
     try:
-        with own_code_told():
-            sys.exit(cli.main(prog_name="gbactl", standalone_mode=False) or 0)
+        sys.exit(cli.main(prog_name="gbactl", standalone_mode=False) or 0)
     except click.exceptions.Abort:
         click.echo("gbactl: stopped.", err=True)
         sys.exit(130)

@@ -8,7 +8,6 @@ tests have seen to them.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -54,7 +53,7 @@ def _check_buffer(what: str, policy: BufferedPolicy) -> None:
 
 def _weighs(value: Any) -> bool:
     """Whether a value can be a weight: a number of Python's or NumPy's that is finite and not negative."""
-    return isinstance(value, int | float) and 0 <= value < math.inf
+    return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
 class _Workers:

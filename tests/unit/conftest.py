@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
+from gbactl import configured_classes
 from gbactl.policies import async_bsp, gba
 from gbactl.server.shard_server import Server
 from tests.support.lock_step import LockStepAsync, LockStepGba
+
+
+@pytest.fixture(autouse=True)
+def no_class_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the users' classes of earlier tests, so that none is blamed for an exception of this one."""
+    monkeypatch.setattr(configured_classes, "_FOREIGN", {})
 
 
 @pytest.fixture

@@ -117,6 +117,6 @@ def test_days_by_row_count_and_a_model_that_cannot_be_replayed_are_told(
     warning, *_ = train(compose([*data, *rest, *own]))["warnings"]
     assert warning.startswith("The run cannot be replayed: model.target=noisy_model.Noisy gives another gradient")
     said = capsys.readouterr().err
-    assert f"  {DAYS_BY_ROWS}\n" in said and f"  {warning}\n" in said
+    assert f"  {DAYS_BY_ROWS}\n" in said and f"Warning: {warning}\n" in said
     with pytest.raises(EventLogError, match=re.escape(warning)):
         replay(tmp_path / "run")

@@ -25,8 +25,8 @@ def scripts() -> dict[str, ModuleType]:
 
 
 def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> None:
-    frappe, synthetic, rates = scripts["study"].read_study(FOLDER / "sweep.yaml", "default")
-    for part in (frappe, synthetic):
+    frappe, speed, synthetic, rates = scripts["study"].read_study(FOLDER / "sweep.yaml", "default")
+    for part in (frappe, speed, synthetic):
         cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]
         found = {(cell["model"], cell["mode"], cell["seed"]) for cell in cells}
         names, modes, seeds = (set(each) for each in zip(*found, strict=True))
@@ -46,11 +46,11 @@ def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) ->
 
     cells = [done("sync", "0", 0.98400), done("sync", "1", 0.98404), done("gba", "0", 0.984), done("gba", "1", 0.98404)]
     [row] = [line for line in scripts["write_models"].frappe(cells).splitlines() if line.startswith("| `dcnv2`")]
-    assert row.startswith(
-        "| `dcnv2` | 2 | 0.98382 | 0.98402 +-0.00003 | +0.00020 | yes | **+0.00000 +-0.00000** | 1.50 +-0.00 |"
-    )
+    assert row == "| `dcnv2` | 2 | 0.98382 | 0.98402 +-0.00003 | +0.00020 | yes | **+0.00000 +-0.00000** |"
+    assert "\n| `dcnv2` | 2 | 200 | 300 | 1.50 +-0.00 |\n" in scripts["write_models"].speed(cells)
+    assert "dcnv2" not in scripts["write_models"].speed(cells[:1]), "a ratio needs a pair"
     low = scripts["write_models"].frappe([done("sync", "0", 0.982)])
-    assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - | - |" in low
+    assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - |" in low
     assert "| `dcnv2` | 2 | 0.98402 | +0.0" not in low
     assert "| **+0.00000 +-0.00000** | - | - |" in scripts["write_models"].synthetic(cells)
 

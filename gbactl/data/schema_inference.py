@@ -6,7 +6,6 @@ it: training reads the file alone.
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -50,6 +49,7 @@ FORMATS = tuple(
     for time in ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 )
 NUMBER_FORMATS = {"%Y%m%d": 8, "%y%m%d%H": 8, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}  # with their numbers of digits
+DAY_NAME = re.compile(r"(?!.*week).*(day|date|dt)", re.IGNORECASE)
 SEQUENCE_NAME = re.compile(r"hist|seq|recent|seen|visited|viewed|clicked|watched|session|last", re.IGNORECASE)
 LIST_SEPARATORS = ("|", ";", ",", "^", " ")
 LEAST_PARTED = 0.2  # share of the cells of a multi-valued column that have its separator
@@ -57,7 +57,7 @@ LONGEST_VALUE = 32  # mean characters of the values of a list
 MOST_VALUES = 512
 UNITS = r"[$€£¥%]|^[A-Z]{3}\s|\s[A-Za-z]{1,3}$"  # of money, of shares, of measures
 MOST_ODD = 0.1  # share of the cells of a column otherwise of numbers
-YEAR_1900 = -70 * 365 * DAY
+YEAR_1900, YEAR_2200 = -70 * 365 * DAY, 230 * 365 * DAY
 EPOCH = (6e8, 2.6e9)  # seconds since 1970 from 1989 to 2052
 FEW_NUMBERS = 24  # whole numbers that are rather categories, as hours are
 FREE_TEXT = 60  # mean length of a text that is no category
@@ -94,19 +94,23 @@ class Guess:
 class Inferred:
     """Guess of a table's schema by the first one of its `files`.
 
-    `whole`: whether all rows of that file were looked at, `rows` of about `total`; `ragged`: the share of rows whose
-    number of cells is another one than the header's, and `first_ragged` what is wrong with the first of them."""
+    `rows` of about `total` rows of that file were looked at; the number of cells of about `ragged` rows is another one
+    than the header's, and `first_ragged` says what is wrong with the first of them."""
 
     file: SourceFile
     guesses: tuple[Guess, ...]
     separator: str | None
     missing: tuple[str, ...]
     rows: int
-    whole: bool
     total: int
-    ragged: float
+    ragged: int
     first_ragged: str
     files: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rows of the file were looked at."""
+        return self.rows == self.total
 
     @property
     def looked_at(self) -> str:
@@ -118,7 +122,7 @@ class Inferred:
         """Sentences on what is unusual about the table as a whole."""
         found = [f"It is the first of {self.files} files, which should have the same columns."] * (self.files > 1)
         if self.ragged:
-            count = f"{'' if self.whole else 'About '}{round(self.ragged * self.total):,}"
+            count = f"{self.ragged:,}" if self.whole else f"About {self.ragged:,}"
             found.append(f"{count} rows are ragged and will be left out; the first: {self.first_ragged}.")
         if self.whole and self.rows_a_day < FEW_ROWS:
             found.append(f"A day has about {self.rows_a_day} rows: too few for an AUC that is more than chance.")
@@ -138,22 +142,16 @@ class Inferred:
 
     def commands(self, path: str, schema: str) -> list[str]:
         """List the commands to type next; `path`: that of the tables, `schema`: that of the new schema file."""
-        data = ["data=table", _override("data.path", path), _override("data.schema", schema)]
-        small, unreadable = self._global_batch(), self._unreadable()
-        data += [f"data.max_bad_lines={unreadable}"] if unreadable else []
-        batch = [f"train.global_batch={small}"] if small else []
-        return [
-            shlex.join(["gbactl", "train", "-m", "mode=sync,async,gba", "seed=1,2,3", *data, *batch]),
-            "gbactl report",
-        ]
-
-    def _unreadable(self) -> int:
-        """Count the rows that training has to leave out: ragged ones, and those without a label.
-
-        Where not all rows were looked at, twice as many as there are at the same rate."""
-        lacking = self.ragged + next(each.missing for each in self.guesses if each.kind == "label")
-        known = self.whole and self.files == 1
-        return round(lacking * self.total) if known else math.ceil(2 * lacking * self.total * self.files)
+        typed = ["data=table", _override("data.path", path), _override("data.schema", schema)]
+        unlabelled = next(each.missing for each in self.guesses if each.kind == "label")
+        unreadable = self.ragged + round(unlabelled * self.total)
+        if unreadable:  # twice as many as are expected where not all rows were looked at
+            known = self.whole and self.files == 1
+            typed.append(f"data.max_bad_lines={unreadable if known else 2 * unreadable * self.files}")
+        steps = self.rows_a_day // 20  # the default global batch would give a day of a small table few steps
+        if self.whole and steps < GLOBAL_BATCH:
+            typed.append(f"train.global_batch={1 << max(4, steps.bit_length() - 1)}")
+        return [shlex.join(["gbactl", "train", "-m", "mode=sync,async,gba", "seed=1,2,3", *typed]), "gbactl report"]
 
     @property
     def rows_a_day(self) -> int:
@@ -162,11 +160,6 @@ class Inferred:
         if "day" in kinds:
             return self.rows // kinds["day"]
         return self.rows if self.files > 1 and "time" not in kinds else self.rows * self.files // DEFAULT_DAYS
-
-    def _global_batch(self) -> int | None:
-        """Choose a global batch that gives a day of a small table some steps; None where the default will do."""
-        steps = self.rows_a_day // 20
-        return None if not self.whole or steps >= GLOBAL_BATCH else max(16, 1 << max(0, steps.bit_length() - 1))
 
 
 def _override(key: str, value: str) -> str:
@@ -179,7 +172,7 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
     `label`: name of the label column, or COLUMN=VALUE with the text of a click, if known."""
     names, separator = columns_of(file, TextForm()), separator_of(file)
     twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None and _is_number(twice):
+    if twice is not None and not numbers(pl.Series([twice])).null_count():
         raise _no_header(file, names, separator)
     if twice is not None:
         raise DataError(
@@ -190,7 +183,9 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
     whole = read <= SAMPLE
     if separator is not None and not _has_header(frame):
         raise _no_header(file, names, separator)
-    missing = ("", *(token for token in TOKENS if any(token in _tokens(frame[name]) for name in frame.columns)))
+    frame = pl.DataFrame({name: _as_texts(frame[name]) for name in names})
+    tokens = set[str]().union(*map(_tokens, frame))
+    missing = ("", *(token for token in TOKENS if token in tokens))
     frame = frame.with_columns(pl.col(pl.String).replace(dict.fromkeys(missing, None)))
     chosen = _label(file, frame, label)
     if whole and chosen.distinct < 2:
@@ -205,9 +200,8 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
     if not seen & {"numeric", "categorical", "multi", "sequence", "user"}:
         raise DataError(f"{file} has no column that could be a feature; write a schema file by hand.")
     total = read if whole else round(read / share)
-    return Inferred(
-        file, tuple(guesses), separator, missing, len(frame), whole, total, ragged.count / read, ragged.first, files
-    )
+    lost = round(ragged.count * total / read)
+    return Inferred(file, tuple(guesses), separator, missing, len(frame), total, lost, ragged.first, files)
 
 
 def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, float]:
@@ -228,16 +222,12 @@ def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, floa
     return pl.concat(frames), rows, share or 1.0
 
 
-def _is_number(text: str) -> bool:
-    return not numbers(pl.Series([text])).null_count()
-
-
 def _has_header(frame: pl.DataFrame) -> bool:
     """Return whether any column's name differs from the cells below it, as those of a first row of data do not."""
     filled = [name for name in frame.columns if frame[name].null_count() < len(frame)]
     numeric = [name for name in filled if not numbers(frame[name].drop_nulls()).null_count()]
     counted = [[str(first + i) for i in range(len(frame.columns))] for first in (0, 1)]  # as programs make them
-    if not numeric or not all(map(_is_number, numeric)) or frame.columns in counted:
+    if not numeric or numbers(pl.Series(numeric)).null_count() or frame.columns in counted:
         return True
     texts_often = [name for name in filled if name not in numeric and frame[name].n_unique() < len(frame) / 2]
     return any(name not in frame[name] for name in texts_often)
@@ -252,27 +242,33 @@ def _no_header(file: SourceFile, names: list[str], separator: str | None) -> Dat
     )
 
 
+def _as_texts(column: pl.Series) -> pl.Series:
+    """Convert a column to text, times to that of ISO 8601; one with lists or other structures, or bytes, stays."""
+    if column.dtype.is_nested() or column.dtype == pl.Binary:
+        return column
+    return texts(column.cast(pl.Datetime("us"), strict=False) if column.dtype.is_temporal() else column)
+
+
 def _tokens(column: pl.Series) -> set[str]:
     """Return the texts that stand for a missing value in a column otherwise of numbers or times."""
     if column.dtype != pl.String:
         return set()
-    distinct = texts(column).drop_nulls().unique()
-    odd = distinct.filter(numbers(distinct).is_null() & numbers(distinct, ",").is_null())
-    if not len(odd) or len(odd) == len(distinct) or len(odd) > len(TOKENS):
-        odd = distinct.filter(timestamps(distinct).is_null())
-    found = set(odd.to_list())
-    return found if found <= set(TOKENS) and len(found) < len(distinct) else set()
+    distinct = column.drop_nulls().unique()
+    others = distinct.filter(~distinct.is_in(TOKENS))
+    if not 0 < len(others) < len(distinct):
+        return set()
+    parsed = (numbers(others), numbers(others, ","), timestamps(others))
+    return set() if all(each.null_count() for each in parsed) else set(distinct) - set(others)
 
 
 def _facts(column: pl.Series) -> tuple[int, float]:
     """Return the number of distinct values, and the share that is missing."""
-    written = column if column.dtype.is_nested() or column.dtype == pl.Binary else texts(column)
-    return written.drop_nulls().n_unique(), written.null_count() / max(1, len(written))
+    return column.drop_nulls().n_unique(), column.null_count() / max(1, len(column))
 
 
 def _values(column: pl.Series) -> list[str]:
     """Return the distinct texts of a column, the rarest first."""
-    counts = texts(column).drop_nulls().value_counts().sort(pl.col("count"), pl.nth(0))
+    counts = column.drop_nulls().value_counts().sort(pl.col("count"), pl.nth(0))
     return [str(each) for each in counts.to_series(0)]
 
 
@@ -281,15 +277,13 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
 
     `wanted`: a column, or COLUMN=VALUE with the text of a click."""
     if wanted is not None:
-        name, _, positive = wanted.partition("=")
-        if positive and wanted not in frame.columns and name in frame.columns:
-            return _as_label(frame[name], "as typed", positive)
-        if wanted not in frame.columns:
-            meant = did_you_mean(wanted, frame.columns)
+        name, _, positive = (wanted, "", "") if wanted in frame.columns else wanted.partition("=")
+        if name not in frame.columns:
+            meant = did_you_mean(name, frame.columns)
             shown = ", ".join(frame.columns[:20])
-            raise ConfigError(f"{file} has no column {wanted}; its columns are: {shown}.{meant and f' {meant}'}")
-        return _as_label(frame[wanted], "as typed")
-    flat = [name for name in frame.columns if not frame[name].dtype.is_nested() and frame[name].dtype != pl.Binary]
+            raise ConfigError(f"{file} has no column {name}; its columns are: {shown}.{meant and f' {meant}'}")
+        return _as_label(frame[name], "as typed", positive or None)
+    flat = [name for name in frame.columns if frame[name].dtype == pl.String]
     two = [name for name in flat if _facts(frame[name])[0] == 2]
     named = [name for known in LABELS for name in (two or flat) if name.strip().lower() == known]
     if named:
@@ -306,36 +300,36 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
 
 def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess:
     (distinct, missing), values = _facts(column), _values(column)
-    written = texts(column).drop_nulls()
-    number, decimal = _numbers(written, False)
-    lacking = f"; {missing:.1%} missing, which data.max_bad_lines leaves out" if missing else ""
-
-    def made(reason: str, **options: Any) -> Guess:
-        return Guess(column.name, {"kind": "label", **options}, f"{why}{reason}{lacking}", distinct, missing)
-
+    written = column.drop_nulls()
+    number, decimal, _ = _numbers(written, False)
+    options: dict[str, Any] = {"kind": "label"}
+    if positive is not None and positive not in values:
+        meant, seen = did_you_mean(positive, values), ", ".join(values[-20:])
+        raise ConfigError(f"No cell of {column.name} is {positive}; there are: {seen}.{meant and f' {meant}'}")
     if positive is not None:
-        if positive not in values:
-            meant, seen = did_you_mean(positive, values), ", ".join(values[-20:])
-            raise ConfigError(f"No cell of {column.name} is {positive}; there are: {seen}.{meant and f' {meant}'}")
-        return made(f"; a click is {positive}", positive=positive)
-    if {each.lower() for each in values} <= {"0", "1"} or {each.lower() for each in values} <= {"true", "false"}:
-        return made("")
-    if distinct == 2:
+        options["positive"] = positive
+        why += f"; a click is {positive}"
+    elif any({each.lower() for each in values} <= known for known in ({"0", "1"}, {"true", "false"})):
+        pass  # which the kind label takes as they are
+    elif distinct == 2:
         known = [each for each in values if each.lower() in POSITIVE]
-        numeric = [] if number.null_count() else [written[int(number.arg_max() or 0)]]
-        positive = (known or numeric or values)[0]
-        return made(
-            f"; a click is {positive}, not {next(each for each in values if each != positive)}", positive=positive
-        )
-    if len(number) and not number.null_count():
+        largest = [] if number.null_count() else [written[int(number.arg_max() or 0)]]
+        options["positive"] = (known or largest or values)[0]
+        why += "; a click is {}, not {}".format(*sorted(values, key=options["positive"].__ne__))
+    elif len(number) and not number.null_count():
         sizes = np.sort(number.to_numpy())
         upper = sizes[sizes > sizes[(len(sizes) - 1) // 2]]
-        least = float(upper[0] if len(upper) else sizes[-1])  # so that at most half of the rows are clicks
-        return made(f"; a click is {least:g} or more", at_least=least, **_decimal(decimal))
-    such = f"such as {', '.join(values[-3:])}" if values else "all of them missing"
-    raise ConfigError(
-        f"The label {column.name} has {distinct} values, {such}; type --label {column.name}=VALUE with that of a click."
-    )
+        options["at_least"] = float([*upper, sizes[-1]][0])  # so that at most half of the rows are clicks
+        options |= decimal
+        why += f"; a click is {options['at_least']:g} or more"
+    else:
+        such = f"such as {', '.join(values[-3:])}" if values else "all of them missing"
+        raise ConfigError(
+            f"The label {column.name} has {distinct} values, {such}; type --label {column.name}=VALUE with that of a "
+            "click."
+        )
+    lacking = f"; {missing:.1%} missing, which data.max_bad_lines leaves out" if missing else ""
+    return Guess(column.name, options, why + lacking, distinct, missing)
 
 
 def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decimal_comma: bool) -> Guess:
@@ -346,8 +340,8 @@ def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decima
     distinct, missing = _facts(column)
     guess = Guess(column.name, {"kind": "ignore"}, "", distinct, missing)
     if isinstance(column.dtype, pl.List) and not column.dtype.inner.is_nested():
-        return _list(column, guess, "lists", {})
-    if column.dtype.is_nested() or column.dtype == pl.Binary:
+        return _list(column, guess, "lists")
+    if column.dtype != pl.String:
         return replace(guess, why=f"holds {column.dtype}")
     if distinct < 2:
         return replace(guess, why="one value alone" if distinct else "always missing")
@@ -357,19 +351,19 @@ def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decima
         return replace(guess, why=f"{lacking}; with kind: time, data.max_bad_lines leaves such rows out")
     if found is not None:
         return found if "clock" not in seen else replace(guess, why="a further time; one is possible")
-    written = texts(column).drop_nulls()
+    written = column.drop_nulls()
     if "user" not in seen and USER_NAME.fullmatch(column.name):
         return _categorical(guess, "user", "by its name", whole)
-    number, decimal = _numbers(written, decimal_comma)
+    number, decimal, marks = _numbers(written, decimal_comma)
     numeric, rows = not number.null_count(), len(written)
-    if numeric and written.cast(pl.Float64, strict=False).null_count():
-        return _numeric(number, guess, decimal)
+    if marks:
+        return _numeric(number, guess, decimal, marks)
     integer, code = numeric and bool((number == number.floor()).all()), CODE_NAME.search(column.name)
     if not numeric and not code and distinct > FEW_NUMBERS and (reason := _almost_numbers(written, number)):
         return replace(guess, why=reason)
     separator = None if numeric else _separator(written)
     if separator is not None:
-        return _list(column, guess, f"values apart by {separator!r}", {"separator": separator})
+        return _list(column, guess, f"values apart by {separator!r}", separator=separator)
     if (integer or not numeric) and distinct > max(50, 0.98 * rows):
         return replace(guess, why="every value is another one, as of an id")
     if not numeric and float(written.str.len_chars().to_numpy().mean()) > FREE_TEXT:
@@ -378,22 +372,23 @@ def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decima
         why = f"{distinct:,} whole numbers" if distinct <= FEW_NUMBERS else "numbers that are ids, by its name"
         return _categorical(guess, "categorical", why, whole)
     if numeric:
-        return _numeric(number, guess)
+        return _numeric(number, guess, decimal, marks)
     return _categorical(guess, "categorical", f"{distinct:,} texts", whole)
 
 
-def _numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, str]:
-    """Return a column's numbers, null where a cell is none, and the mark before their decimals.
+def _numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, dict[str, str], str]:
+    """Return a column's numbers, null where a cell is none, their options, and what marks they have, if any.
 
     `decimal_comma`: whether 1,234 is rather 1.234. Commas between groups of three digits alone are of a list if no
     cell shows that the groups are of one number, by a shorter first group or a group that begins with 0."""
-    point, comma = numbers(written), numbers(written, ",")
-    has_comma = bool(written.str.contains(",", literal=True).any())
-    if not comma.null_count() and (point.null_count() or (decimal_comma and has_comma)):
-        return comma, ","
-    if not point.null_count() and has_comma and not written.str.contains(r"(^|\D)\d{1,2},|,0").any():
-        return written.cast(pl.Float64, strict=False), "."
-    return (point, ".") if point.null_count() <= comma.null_count() else (comma, ",")
+    plain, point, comma = written.cast(pl.Float64, strict=False).fill_nan(None), numbers(written), numbers(written, ",")
+    if not plain.null_count():
+        return plain, {}, ""
+    if not comma.null_count() and (point.null_count() or decimal_comma):
+        return comma, {"decimal": ","}, ", with a decimal comma"
+    if not point.null_count() and written.str.contains(r"(^|\D)\d{1,2},|,0").any():
+        return point, {}, ", with commas between thousands"
+    return min(plain if not point.null_count() else point, comma, key=pl.Series.null_count), {}, ""
 
 
 def _almost_numbers(written: pl.Series, number: pl.Series) -> str | None:
@@ -424,45 +419,40 @@ def _separator(written: pl.Series) -> str | None:
     return None
 
 
-def _list(column: pl.Series, guess: Guess, reason: str, options: dict[str, Any]) -> Guess:
+def _list(column: pl.Series, guess: Guess, reason: str, **options: str) -> Guess:
     """Guess the options of a column of lists: of kind `sequence` if its name suggests one, else `multi`."""
     kind = "sequence" if SEQUENCE_NAME.search(column.name) else "multi"
     lengths, values, _ = lists_of(column, options.get("separator", " "), MOST_VALUES, False)
-    longest = int(lengths.max(initial=0))
+    longest, distinct = int(lengths.max(initial=0)), values.n_unique()
     if not longest:
         return replace(guess, why="always empty")
     most = min(MOST_VALUES, 1 << (longest - 1).bit_length())
-    why = f"{reason}, {values.n_unique():,} distinct, at most {longest:,} in a row"
-    made = _categorical(replace(guess, distinct=values.n_unique()), kind, why, False)
-    return replace(made, options={"kind": kind, **options, "max_length": most, **made.options}, distinct=guess.distinct)
+    why = f"{reason}, {distinct:,} distinct, at most {longest:,} in a row"
+    return _categorical(replace(guess, distinct=distinct), kind, why, False, **options, max_length=most)
 
 
-def _numeric(number: pl.Series, guess: Guess, decimal: str | None = None) -> Guess:
-    """Guess the transform of numbers; `decimal`: the mark before their decimals where marks are other than usual."""
+def _numeric(number: pl.Series, guess: Guess, decimal: Mapping[str, str], marks: str) -> Guess:
+    """Guess the transform of numbers; `marks`: the unusual marks that they have, in words."""
     values = number.to_numpy()
     low, high, middle, mean = (float(of(values)) for of in (np.min, np.max, np.median, np.mean))
     skewed = low >= 0 and high > 100 and mean > 1.5 * middle
     why = f"numbers from {low:g} to {high:g}" + (f", most of them small (half below {middle:g})" if skewed else "")
-    why += {None: "", ".": ", with commas between thousands", ",": ", with a decimal comma"}[decimal]
     transform = "log1p" if skewed else "standardize"
-    return replace(guess, options={"kind": "numeric", "transform": transform, **_decimal(decimal)}, why=why)
+    return replace(guess, options={"kind": "numeric", "transform": transform, **decimal}, why=why + marks)
 
 
-def _decimal(mark: str | None) -> dict[str, str]:
-    return {"decimal": mark} if mark == "," else {}
-
-
-def _categorical(guess: Guess, kind: str, why: str, whole: bool) -> Guess:
+def _categorical(guess: Guess, kind: str, why: str, whole: bool, **options: Any) -> Guess:
     """Choose 32 hash buckets per value, so that few values collide; data.buckets if values are or may be many."""
     wanted = max(LEAST_BUCKETS, 1 << (32 * guess.distinct - 1).bit_length())
-    known = wanted < MOST_BUCKETS and (whole or guess.distinct <= 1000)
-    return replace(guess, options={"kind": kind, **({"buckets": wanted} if known else {})}, why=why)
+    if wanted < MOST_BUCKETS and (whole or guess.distinct <= 1000):
+        options["buckets"] = wanted
+    return replace(guess, options={"kind": kind, **options}, why=why)
 
 
 def _clock(column: pl.Series, guess: Guess, whole: bool, months: bool) -> Guess | None:
     """Guess a column with the time or the day; None for any other."""
-    form, reason = _time_format(column)
-    if reason is None or (reason == "day" and months):
+    form, reason = _time_format(column) or (None, "")
+    if not reason or (reason == "day" and months):
         return None
     if reason == "day":
         return replace(guess, options={"kind": "day"}, why=f"{guess.distinct:,} numbers of days, by its name")
@@ -480,38 +470,31 @@ def _clock(column: pl.Series, guess: Guess, whole: bool, months: bool) -> Guess 
     return replace(guess, options=options, why=f"{reason}, {cut}", distinct=count if clear else guess.distinct)
 
 
-def _time_format(column: pl.Series) -> tuple[str | None, str | None]:
-    """Return the format of a column's times, and their description: None if not times, "day" if day numbers."""
-    if column.dtype.is_temporal():
-        return None, "times"
-    written = texts(column).drop_nulls()
+def _time_format(column: pl.Series) -> tuple[str | None, str] | None:
+    """Return the format of a column's times, and their description: "day" for day numbers; None if no times."""
+    written = column.drop_nulls()
     number = numbers(written)
     if not number.null_count():
         return _numeric_time(column.name, written, number)
-    if _parsed_all(written, None):
-        return None, "times"
-    for form in FORMATS:
-        if not _parsed_all(written[:100], form):
-            continue
-        if _parsed_all(written, form):
-            other = form.replace("%m/%d", "%d/%m")
+    for form in (None, *FORMATS):
+        if _parsed_all(written[:100], form) and _parsed_all(written, form):
+            other = form and form.replace("%m/%d", "%d/%m")
             unsure = other != form and _parsed_all(written, other)
             return form, f"times{' (or the day comes first)' if unsure else ''}"
-    return None, None
+    return None
 
 
-def _numeric_time(name: str, written: pl.Series, number: pl.Series) -> tuple[str | None, str | None]:
+def _numeric_time(name: str, written: pl.Series, number: pl.Series) -> tuple[str | None, str] | None:
     if not TIME_NAME.search(name) or not (number == number.floor()).all():
-        return None, None
-    low, high = float(number.to_numpy().min()), float(number.to_numpy().max())
+        return None
     for form, digits in NUMBER_FORMATS.items():
-        year = int(str(int(low))[:4]) if "%Y" in form else 1970
-        if (written.str.len_chars() == digits).all() and 1900 <= year <= 2200 and _parsed_all(written, form):
+        if (written.str.len_chars() == digits).all() and _parsed_all(written, form):
             return form, f"times written as {form}"
+    low, high = float(number.to_numpy().min()), float(number.to_numpy().max())
     if any(EPOCH[0] * scale <= low and high <= EPOCH[1] * scale for scale in (1, 1e3, 1e6, 1e9)):
         return None, "seconds since 1970, or parts of them"
-    few = low >= 0 and high < 100_000 and written.n_unique() <= 1000 and re.search("day|date|dt", name, re.IGNORECASE)
-    return (None, "day") if few and not re.search("week", name, re.IGNORECASE) else (None, None)
+    few = low >= 0 and high < 100_000 and written.n_unique() <= 1000
+    return (None, "day") if few and DAY_NAME.match(name) else None
 
 
 def _parsed_all(written: pl.Series, form: str | None) -> bool:
@@ -520,4 +503,4 @@ def _parsed_all(written: pl.Series, form: str | None) -> bool:
         found = timestamps(written, form)
     except ConfigError:
         return False
-    return not found.null_count() and bool((found > YEAR_1900).all())
+    return not found.null_count() and bool(found.is_between(YEAR_1900, YEAR_2200).all())

@@ -153,9 +153,9 @@ def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None
     table, done = _parquet(file, raw), 0
     try:
         for batch in table.iter_batches(CHUNK, columns=None if columns is None else list(columns)):
-            yield Rows(_frame(batch), done + 1)
-            done += batch.num_rows
+            first, done = done + 1, done + batch.num_rows
             progress(f"reading {file.name}", done / max(1, table.metadata.num_rows))
+            yield Rows(_frame(batch), first)
     except pa.ArrowException as error:
         raise DataError(f"{file}, after row {done}: {error}; fetch the file again.") from None
 

@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from gbactl.cli.commands_before_training import data as data_command
-from gbactl.data import schema_inference
+from gbactl.data import schema_inference, table_files
 from gbactl.data.dataset import Dataset
 from gbactl.data.schema_inference import Inferred, infer
 from gbactl.data.table_schema import read_schema
@@ -269,6 +269,13 @@ def test_a_part_of_a_large_file_is_looked_at(tmp_path: Path, monkeypatch: pytest
     assert "train.global_batch" not in command and command.endswith("data.max_bad_lines=80")  # twice as many
 
 
+def test_rows_of_a_large_parquet_file_are_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_inference, "SAMPLE", 150)
+    monkeypatch.setattr(table_files, "CHUNK", 100)
+    pa.parquet.write_table(pa.table({"click": of(0, 1), "x": NUMBERS}), tmp_path / "t.parquet")
+    assert infer(tmp_path / "t.parquet").total == ROWS
+
+
 @pytest.mark.parametrize("columns", [("0", "1", "2"), ("country", "2019", "2020"), ("", "1", "y")])
 def test_a_header_may_have_numbers(columns: tuple[str, ...], tmp_path: Path) -> None:
     cells = of("DE", "FR") if columns[0] == "country" else of(0, 1, 2)
@@ -312,14 +319,17 @@ def test_the_types_of_parquet_count(tmp_path: Path) -> None:
     columns = {
         "click": [bool(i % 2) for i in range(ROWS)], "when": [BEGIN + i * HOUR for i in range(ROWS)],
         "tags": [["a", "b"]] * ROWS, "pairs": [[[1]]] * ROWS, "history": [[1, 2, i % 3] for i in range(ROWS)],
+        "then": pa.array([BEGIN + i * HOUR for i in range(ROWS)], pa.timestamp("ns", "Europe/Berlin")),
         "x": [i / 7 for i in range(ROWS)], "n": [None if i % 3 else i % 5 for i in range(ROWS)],
     }  # fmt: skip
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     found = infer(tmp_path / "t.parquet")
     assert {each.name: each.kind for each in found.guesses} == {
         "click": "label", "when": "time", "tags": "multi", "pairs": "ignore", "history": "sequence", "x": "numeric",
-        "n": "categorical",
+        "n": "categorical", "then": "ignore",
     }  # fmt: skip
+    assert [each.distinct for each in found.guesses if each.name == "tags"] == [2]  # values, not lists
+    assert [each.why for each in found.guesses if each.name == "then"] == ["a further time; one is possible"]
     assert "separator" not in found.text()
 
 

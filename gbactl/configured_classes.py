@@ -51,12 +51,13 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
     whole = bool(module) and all(word.isidentifier() for word in target.split("."))
     require(whole, f"{key} is no MODULE.CLASS; type for instance {group}.target=my_package.{example}.")
     try:
-        known = vars(importlib.import_module(module))
+        imported = importlib.import_module(module)
+        found, known = getattr(imported, attribute, None), vars(imported)
     except (Exception, SystemExit) as error:  # of the user's own module
         absent = isinstance(error, ModuleNotFoundError)
         install = f"; install its package for {sys.executable}, or add its folder to PYTHONPATH" if absent else ""
         raise ConfigError(f"{key} cannot be imported ({cause(error, module)}){install}.") from error
-    if (found := known.get(attribute)) is None:
+    if found is None:
         import difflib  # takes longer than all the rest of this module
 
         kinds = [word for word, each in known.items() if isinstance(each, type)]
@@ -64,7 +65,7 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
         meant = f"type {group}.target={module}.{near[0]}" if near else f"it needs {what} of that name"
         raise ConfigError(f"{key} cannot be: the module {module} has no {attribute}; {meant}.")
     require(isinstance(found, type) and fits(found), f"{key} is not {what}.")
-    if not module.startswith("gbactl."):
+    if not found.__module__.startswith("gbactl."):
         _FOREIGN.pop(found, None)
         _FOREIGN[found] = key  # the one that was asked for last is the last one
     return found  # type: ignore[no-any-return]

@@ -132,12 +132,11 @@ class LivePhase:
                 self.waiting.append(worker)
 
     def check_hand_out(self) -> None:
-        """Raise ClusterError where the policy refuses every worker, and no event is left that could change this."""
-        policy = self.policy
-        if policy.leases or policy.exhausted or policy.openings != self._openings or self._uninformed:
+        """Raise ClusterError where a user's policy refuses every worker, and no event is left to change this."""
+        policy, kind = self.policy, type(self.policy)
+        if kind.__module__.startswith("gbactl.") or policy.leases or policy.exhausted or self._uninformed:
             return
-        if policy.live and policy.live.issubset(self.waiting):
-            kind = type(policy)
+        if policy.openings == self._openings and self.workers and set(self.workers).issubset(self.waiting):
             which = f"mode.target={kind.__module__}.{kind.__qualname__}"
             raise ClusterError(f"{which} {refusal(policy.phase.samples - policy.ledger.read)}.")
 

@@ -63,7 +63,7 @@ class _Workers:
         self.what, self.policy, self.phase = what, policy, policy.phase
         self.waiting: deque[int] = deque()
         self.computing: deque[tuple[int, int]] = deque()
-        self.openings, self.step, self.empty = policy.openings, policy.step, 0
+        self.openings, self.step, self.empty, self.granted = policy.openings, policy.step, 0, 0
 
     def run(self) -> None:
         """Hand out all batches. Raises ConfigError where that does not come to its end, or a decision cannot be."""
@@ -102,6 +102,9 @@ class _Workers:
         why = f"{self.what}.take({worker}) grants batch {grant.batch} of {size} samples with {grant.samples} samples"
         require(grant.samples == size, f"{why}.")
         if size:
+            self.granted += 1
+            endless = self.granted > self.phase.batches
+            require(not endless, f"{self.what}.take({worker}) grants batches for ever; take them from self._next().")
             self.computing.append((worker, grant.batch))
             return
         self.empty += 1

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gbactl.config import RunConfig
 from gbactl.config.shard_specs import row_bytes, shard_spec
@@ -21,6 +21,9 @@ from gbactl.engine.host_and_network_facts import PACKAGES, SAME, LinkMeasurement
 from gbactl.errors import ConfigError
 from gbactl.host_limits import free_memory
 from gbactl.store.optimizers import dense_moments
+
+if TYPE_CHECKING:
+    from gbactl.models.dry_run import Findings
 
 MEBI = 1 << 20
 # last message of a worker that has lost a server, or could not reach it
@@ -238,12 +241,12 @@ def bytes_on(cfg: RunConfig, dataset: Dataset, placed: Mapping[str, str]) -> dic
 GIBI = 1 << 30
 
 
-def check_model(cfg: RunConfig, dataset: Dataset) -> list[str]:
-    """Test a user's own model on a batch; return warnings, such as why its runs could not be replayed.
+def check_model(cfg: RunConfig, dataset: Dataset) -> Findings | None:
+    """Test a user's own model on a batch; None for a model of gbactl.
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     if cfg.model.target is None:
-        return []
+        return None
     from gbactl.models.dry_run import dry_run  # it imports torch, which takes a second
 
     return dry_run(cfg.model, dataset, cfg.seed, cfg.precision)

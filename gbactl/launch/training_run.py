@@ -142,7 +142,7 @@ def _train(
     show.job = JobProgress(samples_of(dataset, cfg.train))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     dimension_mask(cfg.model, dataset.schema, dataset.meta["field_names"])  # raises for a field that the data lack
-    warnings = check_model(cfg, dataset)
+    warnings = [each for each in check_model(cfg, dataset) or () if each]
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,12 +29,28 @@ from gbactl.models.gradient_computer import GradientComputer, raw_tensors
 from gbactl.models.pooling import ListPooling, RawField
 
 SAMPLES = 32  # of the batch; one of a single sample follows, as a phase may end with it
-SHAPES = ("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "Select", "Slice", "ToCopy")  # of autograd's names
+SHAPES = (
+    "Squeeze",
+    "Unsqueeze",
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Select",
+    "Slice",
+    "ToCopy",
+)  # beginnings of names of autograd
 KEYS = (1, 2, 1)  # seeds of three batches, of which the first and the last have to give the same
 
 
-def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> list[str]:
-    """Test a model on samples of the first day or split; return warnings: why its run could not be replayed, and more.
+class Findings(NamedTuple):
+    """Result of a dry run: why a run of the model cannot be replayed, and what is doubtful about the model; or ""."""
+
+    obstacle: str = ""
+    doubt: str = ""
+
+
+def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> Findings:
+    """Test a model on samples of the first day or split.
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     batch, schema = dataset.splits[0].slice(0, min(SAMPLES, dataset.splits[0].rows)), dataset.schema
@@ -50,11 +66,11 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> li
         if batch.jagged is not None:
             values = (random.uniform(-1, 1, (len(batch.jagged.values), width)) * scale).astype(np.float32)
             raw = ListPooling(load(), schema, batch.jagged).pad(values, computer.raw_fields)
-        warning = ""
+        doubt = ""
         for count in (len(batch), 1):
             lists = [_head(each, count) for each in raw]
-            warning = _check_batch(cfg, computer, batch.numeric[:count], rows[:count], lists)
-        return [each for each in (warning, _obstacle(cfg, computer, batch, rows, raw)) if each]
+            doubt = _check_batch(cfg, computer, batch.numeric[:count], rows[:count], lists)
+        return Findings(_obstacle(cfg, computer, batch, rows, raw), doubt)
 
 
 def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) -> None:

@@ -85,8 +85,8 @@ def replay(
     last = _last_step(recording, until)
     dataset = _dataset(recording, progress)
     cfg = recording.cfg
-    if why := check_model(cfg, dataset):
-        raise EventLogError(why)
+    if (model := check_model(cfg, dataset)) and model.obstacle:
+        raise EventLogError(model.obstacle)
     differences = machine_differences(recording.header, header(recording.cfg, dataset))
     with torch_threads(recording.header["threads"]), flushed():
         replayer = Replayer(recording, dataset, last, bool(differences), progress)

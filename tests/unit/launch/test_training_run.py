@@ -120,3 +120,14 @@ def test_days_by_row_count_and_a_model_that_cannot_be_replayed_are_told(
     assert f"  {DAYS_BY_ROWS}\n" in said and f"Warning: {warning}\n" in said
     with pytest.raises(EventLogError, match=re.escape(warning)):
         replay(tmp_path / "run")
+
+
+def test_a_model_that_ends_with_a_sigmoid_is_doubted_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sure_model.py").write_text(NOISY.replace(" + np.random.random()", ".sigmoid()"))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("model.target=sure_model.Noisy", "tracking.enabled=false", f"run_dir={tmp_path}/run")
+    warning, *_ = train(compose([*SMALL, "mode=gba", f"data.cache={tmp_path}/cache", *own]))["warnings"]
+    assert warning.startswith("model.target=sure_model.Noisy ends with a sigmoid")
+    assert replay(tmp_path / "run")["identical"]

@@ -17,7 +17,7 @@ from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import ConfigError
 from gbactl.models import build, dense_size, row_width
-from gbactl.models.dry_run import dry_run
+from gbactl.models.dry_run import Findings, dry_run
 from gbactl.models.gradient_computer import GradientComputer
 from tests.support import small_data
 
@@ -69,9 +69,9 @@ def tried(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_model_that_keeps_the_contract(tried: Any) -> None:
-    assert tried(Plain) == tried(Plain, scale=2.0) == []
-    assert tried(kind(init=lambda model: model.register_buffer("constant", torch.ones(3)))) == []
-    assert tried(kind(lambda model, logits: nn.functional.dropout(logits, 0.5, model.training))) == []
+    assert tried(Plain) == tried(Plain, scale=2.0) == Findings()
+    assert tried(kind(init=lambda model: model.register_buffer("constant", torch.ones(3)))) == Findings()
+    assert tried(kind(lambda model, logits: nn.functional.dropout(logits, 0.5, model.training))) == Findings()
 
 
 LIST = [nn.Linear(1, 1, bias=False)]  # layers of which nn.Module knows nothing
@@ -196,7 +196,7 @@ def test_a_model_of_raw_fields(
     def tried(data: Dataset, **options: Any) -> list[str]:
         return dry_run(ModelConfig("made", dim=4, target="made_here.Made", options=options), data, 0, "fp32")
 
-    assert tried(listed) == tried(listed, asked=4) == []
+    assert tried(listed) == tried(listed, asked=4) == Findings()
     for data, options, sentence in (
         (listed, {"asked": 2}, r"wants field 2 raw \(raw_fields\), but the multi-valued fields are \[4, 5\]\."),
         (dataset, {}, "wants field 3 raw .*, but the data have no multi-valued fields"),
@@ -225,19 +225,24 @@ def test_options_that_the_constructor_does_not_take(tried: Any) -> None:
 
 def test_what_cannot_be_replayed_is_told(tried: Any) -> None:
     drawn = np.random.default_rng(0)
-    [said] = tried(kind(lambda _, logits: logits * float(drawn.random())))
+    said, doubt = tried(kind(lambda _, logits: logits * float(drawn.random())))
     assert said.startswith("The run cannot be replayed: model.target=made_here.Made gives another gradient")
-    [said] = tried(kind(count, init=lambda model: model.register_buffer("seen", torch.zeros(1))))
+    said, doubt = tried(kind(count, init=lambda model: model.register_buffer("seen", torch.zeros(1))))
     assert "changes its buffer seen in training" in said
-    [said] = tried(kind(lambda _, logits: nn.functional.dropout(logits, 0.5)))
-    assert "draws random numbers in eval mode" in said
+    said, doubt = tried(kind(lambda _, logits: nn.functional.dropout(logits, 0.5)))
+    assert "draws random numbers in eval mode" in said and not doubt
 
 
 def test_probabilities_instead_of_logits_are_told(tried: Any) -> None:
     for end in (lambda logits: logits.sigmoid(), lambda logits: logits[:, None].sigmoid().double().squeeze(1)):
-        [said] = tried(kind(lambda _, logits, end=end: end(logits)))
+        obstacle, said = tried(kind(lambda _, logits, end=end: end(logits)))
         assert said.startswith("model.target=made_here.Made ends with a sigmoid, which the loss applies again; ")
-    assert tried(kind(lambda _, logits: logits.sigmoid() - 0.5)) == tried(kind(lambda _, logits: logits * 1e-3)) == []
+        assert not obstacle, "its run can be replayed"
+    assert (
+        tried(kind(lambda _, logits: logits.sigmoid() - 0.5))
+        == tried(kind(lambda _, logits: logits * 1e-3))
+        == Findings()
+    )
 
 
 @pytest.mark.parametrize("target", ["cross.Cross", "fuxictr_dcnv2.FuxiDCNv2", "torchrec_dcnv2.TorchRecDCNv2"])
@@ -246,7 +251,7 @@ def test_the_templates_keep_the_contract(target: str, dataset: Dataset, monkeypa
         pytest.importorskip(target.partition("_")[0], exc_type=ImportError)
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "experiments" / "templates")
     cfg = ModelConfig("own", dim=4, hidden=[8], dropout=0.1, target=f"click_parts.{target}", options={"layers": 2})
-    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == []
+    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == Findings()
 
 
 def test_initial_values_dropout_and_statistics_follow_from_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

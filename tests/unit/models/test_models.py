@@ -18,7 +18,7 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import ConfigError
 from gbactl.models import _parameters, build, dense_size, row_width
 from gbactl.models.base import ClickModel, Dice
-from gbactl.models.dry_run import dry_run
+from gbactl.models.dry_run import Findings, dry_run
 from gbactl.models.flat_parameters import FlatModel
 from tests.support import small_data
 
@@ -326,7 +326,7 @@ def test_the_size_is_counted_without_memory_for_the_model(
 def test_every_model_keeps_the_contract(name: str, given: dict[str, Any], dataset: Dataset) -> None:
     """As models of users have to: a gradient for each parameter, a batch of one, the same bits from the same seed."""
     cfg = config(name, dropout=0.2, batch_norm=True, **given)
-    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == []
+    assert dry_run(cfg, dataset, 0, "fp32") == dry_run(cfg, dataset, 0, "bf16") == Findings()
 
 
 @pytest.mark.parametrize("name", options("model"))

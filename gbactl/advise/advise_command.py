@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from gbactl.checkpoint.folder import CHECKPOINTS
 from gbactl.conf_catalogue import option_files
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.run_config import effective_keys
+from gbactl.config.validation import try_policy
 from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
 from gbactl.engine.preflight import check_memory, check_model
@@ -101,8 +102,7 @@ class Advising:
         if typed.resume is not None or typed.switch.schedule or typed.switch.name != "none":
             raise UsageError("An advice begins with a base of its own; leave resume= and switch= out.")
         self.cfg = on_virtual_cluster(typed)
-        self.left_out: list[str] = []
-        self.modes = dict(self._configured())
+        self.modes, self.left_out = self._configured()
 
     def _modes(self) -> list[str]:
         own = self.cfg.mode.name  # which may be of a mode.target, or one with replicas
@@ -113,15 +113,17 @@ class Advising:
             raise UsageError(f"--modes {unknown[0]} is not known; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
 
-    def _configured(self) -> Iterator[tuple[str, RunConfig]]:
-        """Configure the modes; leave out those that cannot run on this cluster, unless they were typed."""
+    def _configured(self) -> tuple[dict[str, RunConfig], list[str]]:
+        """Configure the modes; leave out those that cannot run on this cluster, unless they were typed, and say so."""
+        modes, left_out = dict[str, RunConfig](), list[str]()
         for mode in self._modes():
             try:
-                yield mode, in_mode(self.cfg, mode)
+                modes[mode] = in_mode(self.cfg, mode)
             except ConfigError as error:
                 if self.options.modes is not None or mode in (SYNC, self.cfg.mode.name):
                     raise
-                self.left_out.append(f"{mode} is left out: {error}")
+                left_out.append(f"{mode} is left out: {error}")
+        return modes, left_out
 
     def run(self) -> None:
         """Run all simulations, then print and log the advice. Raises GbactlError."""
@@ -129,6 +131,8 @@ class Advising:
         self.show.clear()
         self.dataset = open_dataset(path)
         check_model(self.cfg, self.dataset)
+        for cfg in self.modes.values():
+            try_policy(cfg)
         check_memory(self.cfg, self.dataset)
         self.began = time.monotonic()
         folder = self._folder()

@@ -59,7 +59,15 @@ def switched_config(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
         raise ConfigError("A switch needs a mode; type --to MODE.")
     to = now.in_mode({str(key): value for key, value in mode.items()})
     check_switch(cfg, to)
+    try_policy(to)
     return to
+
+
+def try_policy(cfg: RunConfig) -> None:
+    """Try the mode's policy on some batches if it is a user's own. Raises ConfigError where it breaks the contract."""
+    kind, batch = cfg.mode.policy, cfg.train.global_batch
+    if not kind.__module__.startswith("gbactl."):
+        dry_run(kind, cfg.policy_options(), cfg.cluster.workers, cfg.local_batch, batch, cfg.mode.prefetch)
 
 
 def switch_obstacle(cfg: RunConfig, to: RunConfig) -> str:
@@ -112,9 +120,6 @@ def _check_place(cfg: RunConfig) -> None:
 def _check_mode(cfg: RunConfig) -> None:
     cfg.policy_options().check_workers(cfg.cluster.workers)
     _check_batches(cfg)
-    if not (kind := cfg.mode.policy).__module__.startswith("gbactl."):
-        workers, batch = cfg.cluster.workers, cfg.train.global_batch
-        dry_run(kind, cfg.policy_options(), workers, cfg.local_batch, batch, cfg.mode.prefetch)
 
 
 def check_transport(cfg: RunConfig) -> None:

@@ -36,7 +36,7 @@ from gbactl.coordinator.training_phase import (
 )
 from gbactl.errors import ClusterError, WireError
 from gbactl.policies import Grant
-from gbactl.policies.dry_run import refusal
+from gbactl.policies.policy import refusal
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 

@@ -19,6 +19,7 @@ from gbactl.collective import check_here
 from gbactl.collective.base import Rendezvous
 from gbactl.config import RunConfig, flatten, rounds, samples_of, to_dict
 from gbactl.config.run_config import effective_keys, ineffective_keys
+from gbactl.config.validation import try_policy
 from gbactl.configured_classes import own_code_told
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
@@ -127,6 +128,8 @@ def _train(
 ) -> dict[str, Any]:
     if trace and not cfg.engine.real:
         raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")
+    for phase in cfg.possible:
+        try_policy(phase)
     if cfg.engine.here and cfg.collects:
         check_here(cfg.collective.name)  # with several hosts, preflight checks them
     if cfg.engine.real:

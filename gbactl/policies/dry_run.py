@@ -15,7 +15,7 @@ from typing import Any
 from gbactl.configured_classes import cause
 from gbactl.errors import ConfigError, GbactlError, require
 from gbactl.policies.async_bsp import BufferedPolicy
-from gbactl.policies.policy import Drop, Grant, Member, Phase, Policy, PolicyOptions, Step
+from gbactl.policies.policy import Drop, Grant, Member, Phase, Policy, PolicyOptions, Step, refusal
 
 STEPS = 3  # global batches of the dry run, and a short batch
 STALENESS = 4  # values of token staleness, from 0 on, whose weight is looked at
@@ -128,11 +128,3 @@ class _Workers:
                 )
             divides = _weighs(step.divisor) and (step.divisor > 0 or not any(member.weight for member in members))
             require(divides, f"{call} divides a step by {step.divisor!r}, not by a number above 0.")
-
-
-def refusal(samples: int) -> str:
-    """Describe what a policy does that refuses every worker although `samples` are left, and nothing is in flight."""
-    return (
-        f"grants no worker a batch, although {samples:,} samples are left and no gradient is on its way; let take "
-        "return a Grant, or raise self.openings when a refused worker may ask again"
-    )

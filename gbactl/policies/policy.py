@@ -320,6 +320,14 @@ class Policy(ABC):
         return Drop(grant.batch, grant.samples)
 
 
+def refusal(samples: int) -> str:
+    """Describe what a policy does that refuses every worker although `samples` are left, and nothing is in flight."""
+    return (
+        f"grants no worker a batch, although {samples:,} samples are left and no gradient is on its way; let take "
+        "return a Grant, or raise self.openings when a refused worker may ask again"
+    )
+
+
 def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, ...]:
     """List the modes that have a configuration file, or those of them whose policy class satisfies `such`."""
     return tuple(name for name in option_files("mode") if such(policy_class(name)))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gbactl.config.validation import switched_config
 from gbactl.data.dataset import DAYS_BY_ROWS
-from gbactl.errors import EventLogError
+from gbactl.errors import ConfigError, EventLogError
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
 from gbactl.replay.replay_command import replay, run_and_show
@@ -131,3 +132,19 @@ def test_a_model_that_ends_with_a_sigmoid_is_doubted_and_replayed(
     warning, *_ = train(compose([*SMALL, "mode=gba", f"data.cache={tmp_path}/cache", *own]))["warnings"]
     assert warning.startswith("model.target=sure_model.Noisy ends with a sigmoid")
     assert replay(tmp_path / "run")["identical"]
+
+
+def test_a_policy_of_ones_own_is_tried_before_training_and_before_a_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = "from gbactl.policies.async_bsp import AsyncPolicy\nclass Never(AsyncPolicy):\n    take = lambda *_: None\n"
+    (tmp_path / "never_policy.py").write_text(never)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("tracking.enabled=false", f"data.cache={tmp_path}/cache", f"run_dir={tmp_path}/run")
+    told = r"^mode\.target=never_policy\.Never grants no worker a batch, although \d+ samples are left"
+    with pytest.raises(ConfigError, match=told):
+        train(compose([*SMALL, "mode.target=never_policy.Never", *own]))
+    assert not (tmp_path / "run").exists()
+    cfg = compose([*SMALL, "mode=gba", *own])
+    with pytest.raises(ConfigError, match=told):
+        switched_config(cfg, cfg, {"name": "Never", "target": "never_policy.Never"})

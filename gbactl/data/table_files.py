@@ -12,8 +12,9 @@ import csv
 import functools
 import io
 import re
-import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ BUFFER = 1 << 20  # bytes of a column of Parquet that are fetched at once
 SEPARATORS = (",", "\t", ";", "|")
 PARQUET = b"PAR1"
 ZIP = b"PK\x03\x04"
-RELEASE_SECONDS, SETTLE_SECONDS = 10.0, 0.05
+RELEASE_SECONDS = 10.0  # at most, until pyarrow's thread drops what it reads ahead
+SETTLE_SECONDS = 0.05  # until that thread needs the interpreter no more
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def _read_text(
         return "skip" if bad.count + len(skipped) - counted <= bad.limit else "error"
 
     first, counted, reader, whole = 2, 0, None, False
-    content = _content(file, raw)
-    alone = sys.getrefcount(content)
+    content, released = _content(file, raw), threading.Event()
+    weakref.finalize(content, released.set)
     missing = [each for each in form.missing if each] + ([""] if "" in form.missing else [])
     try:
         reader = pa.csv.open_csv(
@@ -209,10 +211,9 @@ def _read_text(
         if "Empty CSV" not in str(error):  # as of a header alone, without a line end
             raise _explained(file, error, separator) from None
     finally:
-        if not whole:  # a process that ended while a thread of pyarrow has yet to free what it read would be aborted
-            reader, until = None, time.monotonic() + RELEASE_SECONDS
-            while sys.getrefcount(content) > alone and time.monotonic() < until:
-                time.sleep(0.001)
+        if not whole:  # pyarrow's thread has yet to drop the file; were the process to end before, it would be aborted
+            del reader, content
+            released.wait(RELEASE_SECONDS)
             time.sleep(SETTLE_SECONDS)
 
 

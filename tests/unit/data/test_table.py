@@ -6,6 +6,8 @@ import itertools
 import math
 import random
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -577,3 +579,20 @@ def test_urls_that_cannot_be_read(url: str, kind: type[GbactlError], message: st
         pytest.skip("s3fs is installed")
     with pytest.raises(kind, match=message):
         load(name="table", path=url, schema=schema)
+
+
+READ = """
+import sys
+from pathlib import Path
+from gbactl.data.table_files import TextForm, read_table
+from gbactl.data.text_files import BadLines
+list(read_table(Path(sys.argv[1]), TextForm(), None, BadLines(0), print))
+"""
+
+
+def test_an_error_does_not_abort_the_process_while_pyarrow_reads_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    rows = "".join(f"0,{random.random()}\n" for _ in range(50_000)).encode()  # more than gzip's window
+    path.write_bytes(gzip.compress(b"click,a\n1,2\n1\n" + rows * 20, 1))
+    done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "1 cells where the header has 2" in done.stderr

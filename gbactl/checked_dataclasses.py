@@ -7,6 +7,7 @@ them accepts NaN, and only at_most=math.inf accepts infinity.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -89,14 +90,11 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", c
 
 
 def _check_dataclass(cls: type[Any]) -> None:
-    """Raise ConfigError for a class whose annotations are no fields, as it is not decorated as a dataclass."""
-    decorated = "__dataclass_fields__" in vars(cls) or (dataclasses.is_dataclass(cls) and not _own_annotations(cls))
+    """Raise ConfigError unless a class is decorated as a dataclass, or adds no annotation to one that it inherits."""
+    inherited = dataclasses.is_dataclass(cls) and not inspect.get_annotations(cls)
+    decorated = "__dataclass_fields__" in vars(cls) or inherited
     what = f"{cls.__module__}.{cls.__qualname__} has options and is no dataclass"
     require(decorated, f"{what}; write @dataclass(frozen=True) above it.")
-
-
-def _own_annotations(cls: type[Any]) -> dict[str, Any]:
-    return vars(cls).get("__annotations__") or {}
 
 
 def _annotations(cls: type[Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _LINE = re.compile(r"^target: *['\"]?([\w.]+)", re.MULTILINE)  # this is all tha
 
 
 @functools.cache
-def own(group: str, name: str) -> str | None:
+def builtin_target(group: str, name: str) -> str | None:
     """Return the target in gbactl's own file of an option; None without such a file."""
     path = conf_dir() / group / f"{name}.yaml"
     return _in_file(path) if name.isidentifier() and path.is_file() else None
@@ -44,7 +44,7 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
     """Import the class that `target` names or, without a target, that of the group's option `name`. Raises ConfigError.
 
     `what`: the kind of class that is needed, in words; `fits`: whether a class is one. Raises ConfigError."""
-    target = target or own(group, name) or _of_file(group, name)
+    target = target or builtin_target(group, name) or _of_file(group, name)
     module, _, attribute = target.rpartition(".")
     key = f"{group}.target={target}"
     example = attribute if target == attribute else "MyClass"

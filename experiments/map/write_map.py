@@ -21,7 +21,7 @@ SAFE = 0.0005
 WORKERS, RATE, SLOW = "cluster.workers", "optim.lr", "slow"
 Place = tuple[str, str]  # value of the part's own axis, number of workers
 Map = dict[str, dict[Place, list[float]]]  # of every mode and place, a value for each seed
-NOT_DERIVED = ("sync", "shadow_easgd", "local_sgd")  # no modes that the claim on derived modes compares GBA with
+NOT_DERIVED = ("sync", "shadow_easgd", "local_sgd")  # modes that are not derived from synchronous training
 PARTS = {"rate": (RATE, "learning rate"), "severity": (SLOW, "slow-down of one worker in eight")}
 
 

@@ -51,7 +51,7 @@ def network_pairs(bench: Bench) -> Iterator[Pair]:
 def list_pairs(bench: Bench) -> Iterator[Pair]:
     """Pair for the cost of a multi-valued field, beside fields of one id with as many values.
 
-    One layer of 16 units, as the model has a narrower input with the list."""
+    The model is small, so that the ratio does not depend on its input, which is narrower with the list."""
     small = "model.hidden=[16]"
     lists = gbactl(bench, "async", 4, 512, small, "data.fields=13", "data.lists=1", "data.list_length=26")
     what = "async 4+1, one layer of 16: 13 fields and a list of 13 values on average / 26 fields"

@@ -42,7 +42,7 @@ LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "his
 CHECKED_ROWS = 1 << 16
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
 PATHS = ("path", "patterns")  # of files that `sources` lists
-KINDS = ("days", "splits", "parts")  # see `Dataset`
+KINDS = ("days", "splits", "parts")  # of data, as `Dataset` explains them
 OWN_PATHS = ("schema", "train", "validation", "test")  # of readers of gbactl; what another one means by them is unknown
 
 

@@ -80,7 +80,7 @@ class ChildProcess:
 
     @property
     def ends_run(self) -> bool:
-        """Whether a child failed by what its replacement would fail by, too, such as the user's own code."""
+        """Whether a replacement would repeat a child's failure, such as one of the user's own code."""
         return ENDS_RUN in self._log_text()
 
     def only_noticed(self) -> bool:
@@ -124,10 +124,12 @@ class RunProcesses:
         self._listener: socket.socket | None = None  # listening socket of the coordinator
         self._coordinator_tries = MOST_COORDINATOR_TRIES
 
-    def prepare(self) -> str:
-        """Prepare the hosts before any process starts; this host needs no preparation.
+    def prepare(self) -> None:
+        """Prepare the hosts before any process starts; this host needs no preparation."""
 
-        Returns why no checkpoint of a stopped run can be saved; "" if it can."""
+    @property
+    def save_obstacle(self) -> str:
+        """Why no checkpoint of a stopped run can be saved; "" if it can. Known once the hosts are prepared."""
         return ""
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:

@@ -117,7 +117,7 @@ class RemoteRunProcesses(RunProcesses):
 
     # -- before anything trains ---------------------------------------------------------------------
 
-    def prepare(self) -> str:
+    def prepare(self) -> None:
         """Start the agents, check every host and send it the data. Raises ClusterError with all faults."""
         agents, cluster = self.agents, self.cfg.cluster
         self._connect(agents)
@@ -134,7 +134,10 @@ class RemoteRunProcesses(RunProcesses):
         self.rank_slots = rank_slots(self.hosts, self.cfg.processes, interfaces)
         known = dataclasses.replace(cluster, threads=cluster.threads or self._threads(), bind=agents.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=known)
-        unseen = [host for host, report in agents.reports.items() if not report.shared]
+
+    @property
+    def save_obstacle(self) -> str:
+        unseen = [host for host, report in self.agents.reports.items() if not report.shared]
         return f"the run directory is not seen by {', '.join(unseen)}" if unseen else ""
 
     def _connect(self, agents: HostAgents) -> None:

@@ -106,7 +106,7 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     Keys in the file of the chosen `option` are for the target there: with another one, those that not every target has
     are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out."""
     target = found.get("target")
-    if target == configured_classes.own(group, str(found["name"])):
+    if target == configured_classes.builtin_target(group, str(found["name"])):
         return {key: value for key, value in found.items() if key != "target"}
     file = _option_file(group, option)
     if target is not None and file.get("target") != target:
@@ -329,9 +329,9 @@ def _opened(arguments: Sequence[str]) -> list[str]:
 
 
 def _has_foreign_target(group: str, arguments: Sequence[str]) -> bool:
-    """Return whether a target of the user's own is typed, or an option whose file is the user's: its keys are too."""
+    """Return whether the command line chooses a class of the user's for a group, by a target or by an option."""
     chosen = [word for text in arguments if text.startswith(f"{group}=") for word in text.partition("=")[2].split(",")]
-    own = [word.isidentifier() and configured_classes.own(group, word) is None for word in chosen]
+    own = (word.isidentifier() and configured_classes.builtin_target(group, word) is None for word in chosen)
     return any(own) or any(text.startswith(f"{group}.target=") for text in arguments)
 
 

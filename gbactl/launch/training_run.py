@@ -286,7 +286,8 @@ class LaunchedRun:
             self.injection, replacements = FaultInjection(children), Replacements(children, self.show.print_line)
             self.listeners.append(replacements.on_event)
             self.polls += [self.injection.poll, replacements.poll]
-            if why := children.prepare():
+            children.prepare()
+            if why := children.save_obstacle:
                 self.stop.refuse(why)
                 self.show.print_line(f"  If this run is stopped, it is not saved: {why}.")
             with self._collective(children) as environments:

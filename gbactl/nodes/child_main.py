@@ -31,7 +31,7 @@ FORK_SERVER, READY = "fork-server", b"ready"
 CPU_HOG = "cpu-hog"
 FAILED_LINE = "failed: "
 NOTICED_LINE = "noticed: "
-ENDS_RUN = f"CRITICAL {FAILED_LINE}"  # in the log of a process that failed by what its replacement would fail by, too
+ENDS_RUN = f"CRITICAL {FAILED_LINE}"  # in the log of a process whose failure a replacement would repeat
 IMPORTED = (
     "gbactl.nodes.worker_process",
     "gbactl.coordinator.event_routing",

@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in TREE:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=ignore)
+            shutil.copytree(source, tree / name, symlinks=True, ignore=ignore)
         else:
             shutil.copy(source, tree / name)
     options = ["--no-deps", "--no-build-isolation", "-w", "out", "."]

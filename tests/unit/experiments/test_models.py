@@ -25,7 +25,7 @@ def scripts() -> dict[str, ModuleType]:
 
 
 def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> None:
-    frappe, speed, synthetic, rates = scripts["study"].read_study(FOLDER / "sweep.yaml", "default")
+    frappe, tried, speed, synthetic, rates = scripts["study"].read_study(FOLDER / "sweep.yaml", "default")
     for part in (frappe, speed, synthetic):
         cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]
         found = {(cell["model"], cell["mode"], cell["seed"]) for cell in cells}
@@ -34,6 +34,7 @@ def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> N
         assert names == set(scripts["write_models"].PUBLISHED) == set(options("model")) - OF_HISTORIES
         for name in names:
             compose(list(next(cell.overrides for cell in part.cells if f"model={name}" in cell.overrides)))
+    assert len(tried.cells) == 2 and not {cell.overrides for cell in tried.cells} & {c.overrides for c in frappe.cells}
     cells = [scripts["study_results"].options(cell.overrides) for cell in rates.cells]
     assert {cell["model"] for cell in cells} == names and {cell["mode"] for cell in cells} == {"sync"}
     assert not {cell["seed"] for cell in cells} & seeds, "a rate is not chosen on the seeds that compare the modes"
@@ -53,6 +54,14 @@ def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) ->
     assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - |" in low
     assert "| `dcnv2` | 2 | 0.98402 | +0.0" not in low
     assert "| **+0.00000 +-0.00000** | - | - |" in scripts["write_models"].synthetic(cells)
+
+
+def test_the_table_of_what_was_tried_names_the_weight(scripts: Any) -> None:
+    done = scripts["study_results"].Done
+    cells = [done({"seed": "0"}, {"auc": 0.9762}, Path()),
+             done({"seed": "0", "optim.row_weight_decay": "0.05"}, {"auc": 0.9749}, Path())]  # fmt: skip
+    lines = scripts["write_models"].tried(cells).splitlines()
+    assert lines[2:4] == ["| 24 | 0.1 | 0.97620 | -0.00690 |", "| 24 | 0.05 | 0.97490 | -0.00820 |"]
 
 
 def test_the_table_of_rates_marks_the_best_of_each_model(scripts: Any) -> None:

@@ -55,10 +55,16 @@ class RemoteFile:
             return int(filesystem.size(path) or 0)
 
     def fingerprint(self) -> str:
-        """Hash the properties that the storage reports: size, time, checksum. Raises DataError."""
+        """Return the properties that the storage or archive reports: size, time, checksum. Raises DataError."""
+        from fsspec.archive import AbstractArchiveFileSystem
+
         filesystem, path = _filesystem(self.url)
+        # maybe behind a cache; the key of a file in an archive would be another one in each process
+        archive = isinstance(getattr(filesystem, "fs", filesystem), AbstractArchiveFileSystem)
         with _errors_of(self.url):
-            return str(filesystem.ukey(path))
+            return str(
+                filesystem.info(path) if archive else filesystem.ukey(path)
+            )  # an archive's ukey is never the same
 
 
 SourceFile = Path | RemoteFile

@@ -29,6 +29,7 @@ from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
 from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
 from gbactl.data.readers.table import Table
+from gbactl.data.remote_files import _filesystem
 from gbactl.data.table_files import TextForm, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError
@@ -592,6 +593,9 @@ def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, s
     ):
         through = load(name="table", path=chain, schema=schema)
         assert (through.path / "ids.npy").read_bytes() == (one.path / "ids.npy").read_bytes()
+        for forget in (_filesystem.cache_clear, fsspec.get_filesystem_class("zip").clear_instance_cache):
+            forget()  # as another process begins
+        assert data_fingerprint({"name": "table", "path": chain, "schema": schema}) == through.fingerprint
 
 
 def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], list[str]], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from fsspec.registry import known_implementations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,8 @@ from gbactl.data.cache import data_fingerprint, prepare
 from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
 from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
+from gbactl.data.readers.table import Table
+from gbactl.data.remote_files import _filesystem
 from gbactl.data.table_files import TextForm, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError
@@ -244,17 +247,18 @@ def small(tmp_path: Path, text: str, schema: str = SMALL, name: str = "t.csv") -
 
 
 @pytest.mark.parametrize(
-    ("decimal", "cells", "values"),
+    ("decimal", "thousands", "cells", "values"),
     [
-        (".", ["1.5", "+1,234", " 1,234,567.5 ", "-12,345", "1e3"], [1.5, 1234, 1234567.5, -12345, 1000]),
-        (",", ["1,5", "1.234", "1.234.567,5", "-3", "0,125"], [1.5, 1234, 1234567.5, -3, 0.125]),
+        (".", ",", ["1.5", "+1,234", " 1,234,567.5 ", "-12,345", "1e3"], [1.5, 1234, 1234567.5, -12345, 1000]),
+        (",", ".", ["1,5", "1.234", "1.234.567,5", "-3", "0,125"], [1.5, 1234, 1234567.5, -3, 0.125]),
     ],
 )
 def test_numbers_may_have_a_decimal_comma_or_marks_between_thousands(
-    decimal: str, cells: list[str], values: list[float], load: Load, tmp_path: Path
+    decimal: str, thousands: str, cells: list[str], values: list[float], load: Load, tmp_path: Path
 ) -> None:
     text = "y;x;c\n" + "".join(f"{i % 2};{cell};a\n" for i, cell in enumerate(cells))
-    schema = f"columns: {{y: label, x: {{kind: numeric, decimal: '{decimal}'}}, c: categorical}}"
+    marks = f"decimal: '{decimal}', thousands: '{thousands}'"
+    schema = f"columns: {{y: label, x: {{kind: numeric, {marks}}}, c: categorical}}"
     assert whole(load(**small(tmp_path, text, schema), days=2)).numeric[:, 0].tolist() == values
     if decimal == ".":
         with pytest.raises(
@@ -264,6 +268,33 @@ def test_numbers_may_have_a_decimal_comma_or_marks_between_thousands(
     for cell in ("1,2,3", "12.34,5", "1.23,4.5"):
         with pytest.raises(DataError, match=f"the column x is '{cell}', not a number"):
             load(**small(tmp_path, text + f"1;{cell};a\n", schema), days=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "told"),
+    [
+        (
+            "{kind: numeric}",
+            "1",
+            "1,234",
+            r"a number .of a decimal comma, .* decimal: ','; of marks .* says thousands: ','\)",
+        ),
+        ("{kind: numeric, decimal: ','}", "1,5", "1.234", r"a number \(of marks .*, the schema says thousands: '\.'\)"),
+        ("{kind: label, at_least: 2000}", "1999", "1,234", "a number"),
+        ("time", "1700000000", "1,700,000,000", "a time"),
+        ("day", "1", "1,234", "a day"),
+        ("{kind: multi, weights: v}", "0|0", "1,234", "a weight"),
+    ],
+)
+def test_no_mark_between_thousands_is_read_unless_the_schema_says_so(
+    kind: str, good: str, bad: str, told: str, load: Load, tmp_path: Path
+) -> None:
+    text = f"y;x;v;c\n1;{good};{good};a|b\n0;{bad};{bad};a\n"
+    name = "v" if "v" in kind else "x"
+    columns = f"c: {kind}" if name == "v" else f"c: categorical, x: {kind}"
+    label = "" if "label" in kind else "y: label, "
+    with pytest.raises(DataError, match=rf"row \d: the column {name} is '{bad}', not {told}"):
+        load(**small(tmp_path, text, f"columns: {{{label}{columns}}}"), days=2)
 
 
 @pytest.mark.parametrize("cells", ['["a, b"]|[]', "{a,b}|{}", "('a', 'b')|()"])
@@ -525,6 +556,15 @@ def test_the_key_has_the_schema_and_not_its_path(tmp_path: Path) -> None:
     assert data_fingerprint({**options, "schema": str(tmp_path / "other.yaml")}) != before
 
 
+def test_a_cache_of_an_earlier_version_of_the_reader_is_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = small(tmp_path, GOOD)
+    now = data_fingerprint(options)
+    monkeypatch.setattr(Table, "arrays_version", 1)  # as before lists in brackets were read
+    assert data_fingerprint(options) != now
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, schema: str) -> None:
     rows = table(120)
@@ -545,9 +585,17 @@ def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, s
     assert one.rows == 120
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as packed:
         packed.write(local, f"inside.{form}")
-    for chain in (f"simplecache::memory://tables/{form}/day_0*", f"zip://*.{form}::file://{tmp_path}/t.zip"):
+    for chain in (
+        f"simplecache::memory://tables/{form}/day_0*",
+        f"zip://*.{form}::file://{tmp_path}/t.zip",
+        f"zip://*.{form}::simplecache::file://{tmp_path}/t.zip",
+        f"simplecache::zip://*.{form}::file://{tmp_path}/t.zip",
+    ):
         through = load(name="table", path=chain, schema=schema)
         assert (through.path / "ids.npy").read_bytes() == (one.path / "ids.npy").read_bytes()
+        for forget in (_filesystem.cache_clear, fsspec.get_filesystem_class("zip").clear_instance_cache):
+            forget()  # as another process begins
+        assert data_fingerprint({"name": "table", "path": chain, "schema": schema}) == through.fingerprint
 
 
 def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], list[str]], tmp_path: Path) -> None:
@@ -570,13 +618,27 @@ def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], l
             MissingDependencyError,
             r"^s3:// has no driver here; type pip install 'gbactl\[s3\]'\.",
         ),
+        (
+            "zip://*.csv::simplecache::s3://bucket/t.zip",
+            MissingDependencyError,
+            r"^s3:// has no driver here; type pip install 'gbactl\[s3\]'\.$",
+        ),
+        (
+            "zip://t.csv::absent://bucket/t.zip",
+            MissingDependencyError,
+            r"^absent:// has no driver here; fsspec says: Install absentfs for it\.$",
+        ),
         ("memory://nowhere/t.csv", DataError, "memory://nowhere/t.csv does not exist"),
         ("memory://nowhere/*.csv", DataError, "has no file that matches"),
     ],
 )
-def test_urls_that_cannot_be_read(url: str, kind: type[GbactlError], message: str, load: Load, schema: str) -> None:
+def test_urls_that_cannot_be_read(
+    url: str, kind: type[GbactlError], message: str, load: Load, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "s3:" in url and "s3fs" in fsspec.registry:
         pytest.skip("s3fs is installed")
+    lacking = {"class": "absentfs.AbsentFileSystem", "err": "Install absentfs for it."}
+    monkeypatch.setitem(known_implementations, "absent", lacking)
     with pytest.raises(kind, match=message):
         load(name="table", path=url, schema=schema)
 

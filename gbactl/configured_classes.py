@@ -6,6 +6,7 @@ have, means the target in the file of its `name`. Importing a module runs it, so
 configuration that has it; the object itself is built from plain values, never unpickled.
 
 An exception of a user's class is told in one sentence with its cause: the exception and the user's file and line.
+Where the machine failed (memory, disk, network), it is the error of no configuration and of no code.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from gbactl.errors import ConfigError, GbactlError, require
 
 GROUPS = ("mode", "model", "data")  # groups that have a target
 MOST_TEXT = 300  # characters of an exception's text
+# OSErrors by which the code or the configuration is wrong, and not the machine
+WRONG_PATH = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FOREIGN: dict[type[Any], str] = {}  # classes of the user's that were found, and what names each: "model.target=..."
 _LINE = re.compile(r"^target: *['\"]?([\w.]+)", re.MULTILINE)  # this is all that a process needs of YAML
 
@@ -82,17 +85,26 @@ def cause(error: BaseException, owner: str) -> str:
     return f"{type(error).__name__}{f': {text}' if text else ''}{place}"
 
 
+def own_code_error(what: str, error: BaseException, owner: str, told: type[GbactlError] = ConfigError) -> GbactlError:
+    """Return the error that says `what` a class of module `owner` does, and its cause, an exception.
+
+    It is of type `told`, and a plain GbactlError where the machine failed."""
+    of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # torch's is a RuntimeError
+    machine = of_memory or (isinstance(error, OSError) and not isinstance(error, WRONG_PATH))
+    return (GbactlError if machine else told)(f"{what} ({cause(error, owner)}).")
+
+
 @contextlib.contextmanager
-def own_code_told() -> Iterator[None]:
-    """Context in which an exception that passes through a user's class becomes a ConfigError, one sentence."""
+def own_code_told(told: type[GbactlError] = ConfigError) -> Iterator[None]:
+    """Context in which an exception that passes through a user's class becomes an error `told` in one sentence."""
     try:
         yield
     except GbactlError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if (kind := _blamed(error)) is None:
             raise
-        raise ConfigError(f"{_FOREIGN[kind]} fails ({cause(error, kind.__module__)}).") from error
+        raise own_code_error(f"{_FOREIGN[kind]} fails", error, kind.__module__, told) from error
 
 
 def _blamed(error: BaseException) -> type[Any] | None:

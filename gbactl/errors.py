@@ -35,6 +35,10 @@ class ConfigError(UsageError):
     """Invalid configuration value, or combination of values."""
 
 
+class OwnCodeError(GbactlError):
+    """Failure of a class of the user's during training: a process started again would fail by it, too."""
+
+
 class DataError(GbactlError):
     """Input data that are missing, malformed or damaged; the sentence names file and line."""
 

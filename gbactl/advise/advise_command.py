@@ -63,7 +63,6 @@ CANDIDATES = 3  # modes that are planned for in each seed but the first, which h
 PROBE_STEPS = 6  # global batches of the probe
 GRADIENTS, TIMED_STEPS = 4000, (20, 50)  # of a simulation for times alone: gradients, least and most global batches
 SPARE = 0.9  # share of the time that is planned
-MOST_PACE = 4.0  # real seconds for each CPU second, on a busy machine, for which the subset is made smaller
 RESULT = "advice.json"
 
 
@@ -195,8 +194,7 @@ class Advising:
             share = 1 + (bases - 1) * few  # simulations of each mode, on average
             fixed = share * sum(each.timing + each.setting_up for each in took.values())
             fixed += bases * took[SYNC].setting_up
-            pace = sum(each.wall for each in took.values()) / sum(each.total for each in took.values())
-            pace = min(max(pace, 1.0), MOST_PACE)
+            pace = max(1.0, sum(each.wall for each in took.values()) / sum(each.total for each in took.values()))
             room = SPARE * (self._left / pace - self._reserve(took, jobs)) * jobs - fixed
             a_sample = share * sum(each.training for each in took.values()) / self.probed
             a_base_sample = bases * took[SYNC].training / self.probed

@@ -37,7 +37,7 @@ from gbactl.data.readers import Source, make_source
 from gbactl.data.remote_files import SourceFile
 from gbactl.errors import DataError
 
-NAMING = 1  # part of what a cache is named after, and so of the fingerprint of its data
+NAMING = 1  # part of what a cache is named after, and so of its fingerprint, unless a reader has an `arrays_version`
 LATER: dict[str, Any] = {"user_field": None, "lists": 0, "list_length": 10, "history_length": 0, "pooling": "mean"}
 CHECKED_ROWS = 1 << 16
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused
@@ -76,7 +76,8 @@ def _key(cfg_data: Mapping[str, Any], source: Source) -> str:
         files = [fingerprint(path) for path in (*sources, *code)]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from None
-    text = json.dumps([NAMING, name, options, files], sort_keys=True)
+    version = getattr(source, "arrays_version", NAMING)
+    text = json.dumps([version, name, options, files], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

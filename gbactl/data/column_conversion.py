@@ -2,9 +2,14 @@
 
 A cell that is missing or cannot be read becomes null. A value has the same text in CSV and in Parquet, and so the same
 id. Hashing costs 1 us for each distinct text of a chunk; whole numbers are hashed as they are, 20 ns a row.
+
+The second half recognises how a column of text is written: the marks of its numbers, the format of its times, the
+separator of its lists, and what stands for a missing value. Only guesses of a schema need it.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import polars as pl
@@ -18,7 +23,28 @@ ISO = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S%
 SCALES = ((1e11, 1e6), (1e14, 1e3), (1e17, 1.0))  # limit of seconds, milliseconds, microseconds; microseconds in one
 LAST_DAY_NUMBER = 100_000_000  # a larger number is a moment
 WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
-GROUPED = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?$"  # 1,234,567.8
+MARKS = ((".", ","), (",", "."))  # before the decimals of a number, and between its thousands
+GROUPED = "^[+-]?[1-9][0-9]{0,2}([%s][0-9]{3})+([%s][0-9]*)?$"  # 1,234,567.8
+TOKENS = (  # may stand for a missing value
+    "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "None", "\\N", "?", "-", ".",
+)  # fmt: skip
+TIME_NAME = re.compile(r"time|date|hour|(^|_)(ts|dt|day|at|when)($|_)", re.IGNORECASE)
+DATES = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y", "%d/%b/%Y")
+FORMATS = tuple(
+    f"{date}{time}"
+    for date in ("%Y/%m/%d", *DATES, *(each.replace("%Y", "%y") for each in DATES))
+    for time in ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+)
+NUMBER_FORMATS = {"%Y%m%d": 8, "%y%m%d%H": 8, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}  # with their numbers of digits
+DAY_NAME = re.compile(r"(?!.*week).*(day|date|dt)", re.IGNORECASE)
+LIST_SEPARATORS = ("|", ";", ",", "^", " ")
+LEAST_PARTED = 0.2  # share of the cells of a multi-valued column that have its separator
+LONGEST_VALUE = 32  # mean characters of the values of a list
+MOST_VALUES = 512  # of a list, that are looked at
+UNITS = r"[$€£¥%]|^[A-Z]{3}\s|\s[A-Za-z]{1,3}$"  # of money, of shares, of measures
+MOST_ODD = 0.1  # share of the cells of a column otherwise of numbers
+YEAR_1900, YEAR_2200 = -70 * 365 * DAY, 230 * 365 * DAY
+EPOCH = (6e8, 2.6e9)  # seconds since 1970 from 1989 to 2052
 
 
 def _chosen(expression: pl.Expr) -> pl.Series:
@@ -37,20 +63,20 @@ def texts(column: pl.Series) -> pl.Series:
     return written.str.strip_chars().replace("", None)
 
 
-def numbers(column: pl.Series, decimal: str = ".") -> pl.Series:
+def numbers(column: pl.Series, decimal: str = ".", thousands: str | None = None) -> pl.Series:
     """Convert a column to Float64; null where it is missing or no number.
 
-    `decimal`: the point or comma before the decimals of a text. The other one may be between groups of three digits."""
+    `decimal`: the point or comma before the decimals of a text. `thousands`: the other one, if it may stand between
+    groups of three digits."""
     if column.dtype != pl.String:
         return column.cast(pl.Float64, strict=False).fill_nan(None)
     bare = column.str.strip_chars()
+    if thousands is not None:
+        grouped = bare.str.contains(GROUPED % (thousands, decimal))
+        bare = _chosen(pl.when(grouped).then(bare.str.replace_all(thousands, "", literal=True)).otherwise(bare))
     if decimal == ",":
         bare = bare.str.replace_many([",", "."], [".", ","])
-    found = bare.cast(pl.Float64, strict=False)
-    if found.null_count() > bare.null_count():
-        grouped = _chosen(pl.when(bare.str.contains(GROUPED)).then(bare.str.replace_all(",", "", literal=True)))
-        found = found.fill_null(grouped.cast(pl.Float64, strict=False))
-    return found.fill_nan(None)
+    return bare.cast(pl.Float64, strict=False).fill_nan(None)
 
 
 def _parsed(written: pl.Series, form: str) -> pl.Series:
@@ -165,3 +191,101 @@ def time_ids(times: NDArray[np.int64], field: str) -> NDArray[np.int32]:
     """Return the hour of the day (UTC) or the weekday (0 is Monday) of moments, int32[n]."""
     found = times // HOUR % 24 if field == "hour" else (times // DAY + 3) % 7
     return found.astype(np.int32)
+
+
+def missing_tokens(frame: pl.DataFrame) -> list[str]:
+    """List the texts that stand for a missing value in columns otherwise of numbers or times."""
+    found = set[str]().union(*map(_tokens, frame))
+    return [token for token in TOKENS if token in found]
+
+
+def _tokens(column: pl.Series) -> set[str]:
+    if column.dtype != pl.String:
+        return set()
+    distinct = column.drop_nulls().unique()
+    others = distinct.filter(~distinct.is_in(TOKENS))
+    if not 0 < len(others) < len(distinct):
+        return set()
+    parsed = (*(numbers(others, *marks) for marks in MARKS), timestamps(others))
+    return set() if all(each.null_count() for each in parsed) else set(distinct) - set(others)
+
+
+def marked_numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, dict[str, str], str]:
+    """Return a column's numbers, null where a cell is none, their marks as options of a schema, and these in words.
+
+    `decimal_comma`: whether 1,234 is rather 1.234. Commas between groups of three digits alone are of a list if no
+    cell shows that the groups are of one number, by a shorter first group or a group that begins with 0."""
+    plain = numbers(written)
+    if not plain.null_count():
+        return plain, {}, ""
+    point, comma = (numbers(written, *marks) for marks in MARKS)
+    if not comma.null_count() and (point.null_count() or decimal_comma):
+        grouped = {"thousands": "."} if numbers(written, ",").null_count() else {}
+        return comma, {"decimal": ",", **grouped}, ", with a decimal comma"
+    if not point.null_count() and written.str.contains(r"(^|\D)\d{1,2},|,0").any():
+        return point, {"thousands": ","}, ", with commas between thousands"
+    return min(plain if not point.null_count() else point, comma, key=pl.Series.null_count), {}, ""
+
+
+def odd_numbers(written: pl.Series, number: pl.Series) -> str | None:
+    """Return what to do about a column of numbers with units, or with few cells that are none; None for any other."""
+    odd = written.filter(number.is_null())
+    bare = odd.str.replace_all(UNITS, "")
+    if (bare != odd).all() and any(not numbers(bare, *marks).null_count() for marks in MARKS):
+        return f"numbers with a unit, such as {odd[0]}; write them without it for kind: numeric"
+    if len(odd) <= MOST_ODD * len(written):
+        return f"numbers, but for {odd[0]} and the like; add these to missing: for kind: numeric"
+    return None
+
+
+def list_separator(written: pl.Series) -> str | None:
+    """Return the separator of a column of lists: one that most cells have, between short texts that occur often."""
+    if in_brackets(written).all() and not written.str.contains(":", literal=True).any():
+        return next((each for each in (",", " ") if written.str.contains(each, literal=True).any()), None)
+    for separator in LIST_SEPARATORS:
+        cells = written.str.contains(separator, literal=True)
+        if float(cells.to_numpy().mean()) < LEAST_PARTED:
+            continue
+        _, values, _ = lists_of(written, separator, MOST_VALUES, False)
+        few = values.n_unique() < min(written.n_unique(), len(values) / 4)
+        lengths = values.str.len_chars().to_numpy()
+        ids = separator.strip() or values.str.contains(r"\d").all()  # words apart by blanks are rather a text
+        if few and ids and float(lengths.mean()) <= LONGEST_VALUE:
+            return separator
+    return None
+
+
+def time_format(column: pl.Series) -> tuple[str | None, str] | None:
+    """Return the format of a column's times, and their description: "day" for day numbers; None if no times."""
+    written = column.drop_nulls()
+    number = numbers(written)
+    if not number.null_count():
+        return _numeric_time(column.name, written, number)
+    for form in (None, *FORMATS):
+        if _parsed_all(written[:100], form) and _parsed_all(written, form):
+            other = form and form.replace("%m/%d", "%d/%m")
+            unsure = other != form and _parsed_all(written, other)
+            return form, f"times{' (or the day comes first)' if unsure else ''}"
+    return None
+
+
+def _numeric_time(name: str, written: pl.Series, number: pl.Series) -> tuple[str | None, str] | None:
+    if not TIME_NAME.search(name) or not (number == number.floor()).all():
+        return None
+    for form, digits in NUMBER_FORMATS.items():
+        if (written.str.len_chars() == digits).all() and _parsed_all(written, form):
+            return form, f"times written as {form}"
+    low, high = float(number.to_numpy().min()), float(number.to_numpy().max())
+    if any(EPOCH[0] * scale <= low and high <= EPOCH[1] * scale for scale in (1, 1e3, 1e6, 1e9)):
+        return None, "seconds since 1970, or parts of them"
+    few = low >= 0 and high < 100_000 and written.n_unique() <= 1000
+    return (None, "day") if few and DAY_NAME.match(name) else None
+
+
+def _parsed_all(written: pl.Series, form: str | None) -> bool:
+    """Return whether all texts are times of a format, and of years such as 2024, not 24."""
+    try:
+        found = timestamps(written, form)
+    except ConfigError:
+        return False
+    return not found.null_count() and bool(found.is_between(YEAR_1900, YEAR_2200).all())

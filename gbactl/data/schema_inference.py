@@ -18,16 +18,24 @@ import polars as pl
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.conf_catalogue import as_yaml
 from gbactl.data.cache_writer import DEFAULT_DAYS
-from gbactl.data.column_conversion import DAY, in_brackets, lists_of, numbers, texts, timestamps
+from gbactl.data.column_conversion import (
+    DAY,
+    MOST_VALUES,
+    list_separator,
+    lists_of,
+    marked_numbers,
+    missing_tokens,
+    odd_numbers,
+    texts,
+    time_format,
+    timestamps,
+)
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError
 
 SAMPLE = 100_000  # rows that are looked at
-TOKENS = (  # may stand for a missing value
-    "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "None", "\\N", "?", "-", ".",
-)  # fmt: skip
 LABELS = (
     "label", "click", "clicked", "is_click", "is_clicked", "target", "y", "class", "outcome", "converted", "conversion",
     "is_attributed", "response", "purchased",
@@ -35,30 +43,13 @@ LABELS = (
 POSITIVE = (
     "1", "yes", "y", "true", "t", "positive", "click", "clicked", "success", "buy", "won", "ja", "oui", "si", "sim",
 )  # fmt: skip
-TIME_NAME = re.compile(r"time|date|hour|(^|_)(ts|dt|day|at|when)($|_)", re.IGNORECASE)
 USER_NAME = re.compile(r"(user|uid|customer|member|visitor|client|account)([ _-]?id)?", re.IGNORECASE)
 CODE_NAME = re.compile(
     r"(^|[ _-]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(ids?|codes?|zip|types?|cat|category|class|segment|os|device|browser|app|"
     r"site|region|city|country|item|product|ad|brand)$",
     re.IGNORECASE,
 )
-DATES = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y", "%d/%b/%Y")
-FORMATS = tuple(
-    f"{date}{time}"
-    for date in ("%Y/%m/%d", *DATES, *(each.replace("%Y", "%y") for each in DATES))
-    for time in ("", " %H:%M", " %H:%M:%S", ":%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
-)
-NUMBER_FORMATS = {"%Y%m%d": 8, "%y%m%d%H": 8, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}  # with their numbers of digits
-DAY_NAME = re.compile(r"(?!.*week).*(day|date|dt)", re.IGNORECASE)
 SEQUENCE_NAME = re.compile(r"hist|seq|recent|seen|visited|viewed|clicked|watched|session|last", re.IGNORECASE)
-LIST_SEPARATORS = ("|", ";", ",", "^", " ")
-LEAST_PARTED = 0.2  # share of the cells of a multi-valued column that have its separator
-LONGEST_VALUE = 32  # mean characters of the values of a list
-MOST_VALUES = 512
-UNITS = r"[$€£¥%]|^[A-Z]{3}\s|\s[A-Za-z]{1,3}$"  # of money, of shares, of measures
-MOST_ODD = 0.1  # share of the cells of a column otherwise of numbers
-YEAR_1900, YEAR_2200 = -70 * 365 * DAY, 230 * 365 * DAY
-EPOCH = (6e8, 2.6e9)  # seconds since 1970 from 1989 to 2052
 FEW_NUMBERS = 24  # whole numbers that are rather categories, as hours are
 FREE_TEXT = 60  # mean length of a text that is no category
 LEAST_BUCKETS, MOST_BUCKETS = 1 << 10, 1 << 17
@@ -172,7 +163,7 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
     `label`: name of the label column, or COLUMN=VALUE with the text of a click, if known."""
     names, separator = columns_of(file, TextForm()), separator_of(file)
     twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None and not numbers(pl.Series([twice])).null_count():
+    if twice is not None and not marked_numbers(pl.Series([twice]), False)[0].null_count():
         raise _no_header(file, names, separator)
     if twice is not None:
         raise DataError(
@@ -184,8 +175,7 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
     if separator is not None and not _has_header(frame):
         raise _no_header(file, names, separator)
     frame = pl.DataFrame({name: _as_texts(frame[name]) for name in names})
-    tokens = set[str]().union(*map(_tokens, frame))
-    missing = ("", *(token for token in TOKENS if token in tokens))
+    missing = ("", *missing_tokens(frame))
     frame = frame.with_columns(pl.col(pl.String).replace(dict.fromkeys(missing, None)))
     chosen = _label(file, frame, label)
     if whole and chosen.distinct < 2:
@@ -225,9 +215,9 @@ def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, floa
 def _has_header(frame: pl.DataFrame) -> bool:
     """Return whether any column's name differs from the cells below it, as those of a first row of data do not."""
     filled = [name for name in frame.columns if frame[name].null_count() < len(frame)]
-    numeric = [name for name in filled if not numbers(frame[name].drop_nulls()).null_count()]
+    numeric = [name for name in filled if not marked_numbers(frame[name].drop_nulls(), False)[0].null_count()]
     counted = [[str(first + i) for i in range(len(frame.columns))] for first in (0, 1)]  # as programs make them
-    if not numeric or numbers(pl.Series(numeric)).null_count() or frame.columns in counted:
+    if not numeric or marked_numbers(pl.Series(numeric), False)[0].null_count() or frame.columns in counted:
         return True
     texts_often = [name for name in filled if name not in numeric and frame[name].n_unique() < len(frame) / 2]
     return any(name not in frame[name] for name in texts_often)
@@ -247,18 +237,6 @@ def _as_texts(column: pl.Series) -> pl.Series:
     if column.dtype.is_nested() or column.dtype == pl.Binary:
         return column
     return texts(column.cast(pl.Datetime("us"), strict=False) if column.dtype.is_temporal() else column)
-
-
-def _tokens(column: pl.Series) -> set[str]:
-    """Return the texts that stand for a missing value in a column otherwise of numbers or times."""
-    if column.dtype != pl.String:
-        return set()
-    distinct = column.drop_nulls().unique()
-    others = distinct.filter(~distinct.is_in(TOKENS))
-    if not 0 < len(others) < len(distinct):
-        return set()
-    parsed = (numbers(others), numbers(others, ","), timestamps(others))
-    return set() if all(each.null_count() for each in parsed) else set(distinct) - set(others)
 
 
 def _facts(column: pl.Series) -> tuple[int, float]:
@@ -284,10 +262,13 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
             raise ConfigError(f"{file} has no column {name}; its columns are: {shown}.{meant and f' {meant}'}")
         return _as_label(frame[name], "as typed", positive or None)
     flat = [name for name in frame.columns if frame[name].dtype == pl.String]
-    two = [name for name in flat if _facts(frame[name])[0] == 2]
-    named = [name for known in LABELS for name in (two or flat) if name.strip().lower() == known]
+    two, one = ([name for name in flat if _facts(frame[name])[0] == count] for count in (2, 1))
+    named = [name for few in (two, one) for known in LABELS for name in few if name.strip().lower() == known]
     if named:
-        return _as_label(frame[named[0]], "by its name")
+        why = "by its name and its two values"
+        if named[0] in one:
+            why = "by its name, but all rows that were looked at have one value"
+        return _as_label(frame[named[0]], why)
     binary = [name for name in two if set(_values(frame[name])) <= {"0", "1"}]
     if len(binary) == 1:
         return _as_label(frame[binary[0]], "the only column of 0 and 1")
@@ -301,7 +282,7 @@ def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
 def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess:
     (distinct, missing), values = _facts(column), _values(column)
     written = column.drop_nulls()
-    number, decimal, _ = _numbers(written, False)
+    number, written_as, _ = marked_numbers(written, False)
     options: dict[str, Any] = {"kind": "label"}
     if positive is not None and positive not in values:
         meant, seen = did_you_mean(positive, values), ", ".join(values[-20:])
@@ -320,7 +301,7 @@ def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess
         sizes = np.sort(number.to_numpy())
         upper = sizes[sizes > sizes[(len(sizes) - 1) // 2]]
         options["at_least"] = float([*upper, sizes[-1]][0])  # so that at most half of the rows are clicks
-        options |= decimal
+        options |= written_as
         why += f"; a click is {options['at_least']:g} or more"
     else:
         such = f"such as {', '.join(values[-3:])}" if values else "all of them missing"
@@ -354,14 +335,14 @@ def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decima
     written = column.drop_nulls()
     if "user" not in seen and USER_NAME.fullmatch(column.name):
         return _categorical(guess, "user", "by its name", whole)
-    number, decimal, marks = _numbers(written, decimal_comma)
+    number, written_as, marks = marked_numbers(written, decimal_comma)
     numeric, rows = not number.null_count(), len(written)
     if marks:
-        return _numeric(number, guess, decimal, marks)
+        return _numeric(number, guess, written_as, marks)
     integer, code = numeric and bool((number == number.floor()).all()), CODE_NAME.search(column.name)
-    if not numeric and not code and distinct > FEW_NUMBERS and (reason := _almost_numbers(written, number)):
+    if not numeric and not code and distinct > FEW_NUMBERS and (reason := odd_numbers(written, number)):
         return replace(guess, why=reason)
-    separator = None if numeric else _separator(written)
+    separator = None if numeric else list_separator(written)
     if separator is not None:
         return _list(column, guess, f"values apart by {separator!r}", separator=separator)
     if (integer or not numeric) and distinct > max(50, 0.98 * rows):
@@ -372,51 +353,8 @@ def _column(column: pl.Series, seen: set[str], whole: bool, months: bool, decima
         why = f"{distinct:,} whole numbers" if distinct <= FEW_NUMBERS else "numbers that are ids, by its name"
         return _categorical(guess, "categorical", why, whole)
     if numeric:
-        return _numeric(number, guess, decimal, marks)
+        return _numeric(number, guess, written_as, marks)
     return _categorical(guess, "categorical", f"{distinct:,} texts", whole)
-
-
-def _numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, dict[str, str], str]:
-    """Return a column's numbers, null where a cell is none, their options, and what marks they have, if any.
-
-    `decimal_comma`: whether 1,234 is rather 1.234. Commas between groups of three digits alone are of a list if no
-    cell shows that the groups are of one number, by a shorter first group or a group that begins with 0."""
-    plain, point, comma = written.cast(pl.Float64, strict=False).fill_nan(None), numbers(written), numbers(written, ",")
-    if not plain.null_count():
-        return plain, {}, ""
-    if not comma.null_count() and (point.null_count() or decimal_comma):
-        return comma, {"decimal": ","}, ", with a decimal comma"
-    if not point.null_count() and written.str.contains(r"(^|\D)\d{1,2},|,0").any():
-        return point, {}, ", with commas between thousands"
-    return min(plain if not point.null_count() else point, comma, key=pl.Series.null_count), {}, ""
-
-
-def _almost_numbers(written: pl.Series, number: pl.Series) -> str | None:
-    """Return what to do about a column of numbers with units, or with few cells that are none; None for any other."""
-    odd = written.filter(number.is_null())
-    bare = odd.str.replace_all(UNITS, "")
-    if (bare != odd).all() and any(not numbers(bare, decimal).null_count() for decimal in ".,"):
-        return f"numbers with a unit, such as {odd[0]}; write them without it for kind: numeric"
-    if len(odd) <= MOST_ODD * len(written):
-        return f"numbers, but for {odd[0]} and the like; add these to missing: for kind: numeric"
-    return None
-
-
-def _separator(written: pl.Series) -> str | None:
-    """Return the separator of a column of lists: one that most cells have, between short texts that occur often."""
-    if in_brackets(written).all() and not written.str.contains(":", literal=True).any():
-        return next((each for each in (",", " ") if written.str.contains(each, literal=True).any()), None)
-    for separator in LIST_SEPARATORS:
-        cells = written.str.contains(separator, literal=True)
-        if float(cells.to_numpy().mean()) < LEAST_PARTED:
-            continue
-        _, values, _ = lists_of(written, separator, MOST_VALUES, False)
-        few = values.n_unique() < min(written.n_unique(), len(values) / 4)
-        lengths = values.str.len_chars().to_numpy()
-        ids = separator.strip() or values.str.contains(r"\d").all()  # words apart by blanks are rather a text
-        if few and ids and float(lengths.mean()) <= LONGEST_VALUE:
-            return separator
-    return None
 
 
 def _list(column: pl.Series, guess: Guess, reason: str, **options: str) -> Guess:
@@ -431,14 +369,14 @@ def _list(column: pl.Series, guess: Guess, reason: str, **options: str) -> Guess
     return _categorical(replace(guess, distinct=distinct), kind, why, False, **options, max_length=most)
 
 
-def _numeric(number: pl.Series, guess: Guess, decimal: Mapping[str, str], marks: str) -> Guess:
-    """Guess the transform of numbers; `marks`: the unusual marks that they have, in words."""
+def _numeric(number: pl.Series, guess: Guess, written_as: Mapping[str, str], marks: str) -> Guess:
+    """Guess the transform of numbers; `written_as`: the options for their marks; `marks`: these in words."""
     values = number.to_numpy()
     low, high, middle, mean = (float(of(values)) for of in (np.min, np.max, np.median, np.mean))
     skewed = low >= 0 and high > 100 and mean > 1.5 * middle
     why = f"numbers from {low:g} to {high:g}" + (f", most of them small (half below {middle:g})" if skewed else "")
     transform = "log1p" if skewed else "standardize"
-    return replace(guess, options={"kind": "numeric", "transform": transform, **decimal}, why=why + marks)
+    return replace(guess, options={"kind": "numeric", "transform": transform, **written_as}, why=why + marks)
 
 
 def _categorical(guess: Guess, kind: str, why: str, whole: bool, **options: Any) -> Guess:
@@ -451,7 +389,7 @@ def _categorical(guess: Guess, kind: str, why: str, whole: bool, **options: Any)
 
 def _clock(column: pl.Series, guess: Guess, whole: bool, months: bool) -> Guess | None:
     """Guess a column with the time or the day; None for any other."""
-    form, reason = _time_format(column) or (None, "")
+    form, reason = time_format(column) or (None, "")
     if not reason or (reason == "day" and months):
         return None
     if reason == "day":
@@ -468,39 +406,3 @@ def _clock(column: pl.Series, guess: Guess, whole: bool, months: bool) -> Guess 
     }
     cut = f"of {count:,} days" if clear else f"over {count:,} dates, cut into equal parts in its order"
     return replace(guess, options=options, why=f"{reason}, {cut}", distinct=count if clear else guess.distinct)
-
-
-def _time_format(column: pl.Series) -> tuple[str | None, str] | None:
-    """Return the format of a column's times, and their description: "day" for day numbers; None if no times."""
-    written = column.drop_nulls()
-    number = numbers(written)
-    if not number.null_count():
-        return _numeric_time(column.name, written, number)
-    for form in (None, *FORMATS):
-        if _parsed_all(written[:100], form) and _parsed_all(written, form):
-            other = form and form.replace("%m/%d", "%d/%m")
-            unsure = other != form and _parsed_all(written, other)
-            return form, f"times{' (or the day comes first)' if unsure else ''}"
-    return None
-
-
-def _numeric_time(name: str, written: pl.Series, number: pl.Series) -> tuple[str | None, str] | None:
-    if not TIME_NAME.search(name) or not (number == number.floor()).all():
-        return None
-    for form, digits in NUMBER_FORMATS.items():
-        if (written.str.len_chars() == digits).all() and _parsed_all(written, form):
-            return form, f"times written as {form}"
-    low, high = float(number.to_numpy().min()), float(number.to_numpy().max())
-    if any(EPOCH[0] * scale <= low and high <= EPOCH[1] * scale for scale in (1, 1e3, 1e6, 1e9)):
-        return None, "seconds since 1970, or parts of them"
-    few = low >= 0 and high < 100_000 and written.n_unique() <= 1000
-    return (None, "day") if few and DAY_NAME.match(name) else None
-
-
-def _parsed_all(written: pl.Series, form: str | None) -> bool:
-    """Return whether all texts are times of a format, and of years such as 2024, not 24."""
-    try:
-        found = timestamps(written, form)
-    except ConfigError:
-        return False
-    return not found.null_count() and bool(found.is_between(YEAR_1900, YEAR_2200).all())

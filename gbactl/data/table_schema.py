@@ -26,7 +26,7 @@ from gbactl.errors import ConfigError, DataError
 
 TIME_FIELDS = {"hour": 24, "weekday": 7}
 LARGEST_SCHEMA = 16 << 20
-Decimal = Literal[".", ","]  # before the decimals of a number that is written as text
+Mark = Literal[".", ","]  # in a number that is written as text
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,42 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Label(Kind):
+class Number(Kind):
+    """Column whose texts are read as numbers, with the mark `decimal` before decimals; base class.
+
+    `thousands`: the mark that may stand between groups of three digits; None: a number has no such mark."""
+
+    decimal: Mark = "."
+    thousands: Mark | None = None
+
+    def check(self, key: str) -> None:
+        """Raise ConfigError if both marks are the same."""
+        if self.thousands == self.decimal:
+            other = "," if self.decimal == "." else "."
+            raise ConfigError(f"{key}: thousands and decimal are both {self.decimal!r}; type decimal: {other!r}.")
+
+
+@dataclass(frozen=True)
+class Label(Number):
     """Label column of 0 and 1, or of cells that are a click if equal to `positive`, or at least `at_least`."""
 
     most: ClassVar[int | None] = 1
     positive: str | int | float | None = None
     at_least: Annotated[float, Bounds(at_least=-3e38, at_most=3e38)] | None = None
-    decimal: Decimal = "."
 
     def check(self, key: str) -> None:
-        """Raise ConfigError if both `positive` and `at_least` are given."""
+        """Raise ConfigError if both marks are the same, or both `positive` and `at_least` are given."""
+        super().check(key)
         if self.positive is not None and self.at_least is not None:
             raise ConfigError(f"{key} has both positive and at_least; leave one of them out.")
 
 
 @dataclass(frozen=True)
-class Numeric(Kind):
+class Numeric(Number):
     """Number; a missing one becomes 0 after the transform, or the bucket 0."""
 
     transform: Literal["none", "log1p", "standardize", "bucketize"] = "none"
     buckets: Annotated[int, Bounds(at_least=2, at_most=100_000)] = 16  # of bucketize
-    decimal: Decimal = "."
 
 
 @dataclass(frozen=True)

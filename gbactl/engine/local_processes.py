@@ -7,6 +7,7 @@ ENGINE (config/engine_interface.py), conf/cluster/NAME.yaml, one test. tests/int
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import socket
 import time
@@ -30,7 +31,7 @@ from gbactl.engine.fork_server import (
     thread_environment,
 )
 from gbactl.engine.signals import deferred
-from gbactl.nodes.child_main import ENDS_RUN, FAILED_LINE, NOTICED_LINE
+from gbactl.nodes.child_main import ENDS_RUN, NOTICED
 from gbactl.wire.auth import Peer
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
@@ -74,30 +75,24 @@ class ChildProcess:
         code = self.process.poll()
         if code is None or code == 0:
             return None
-        if code < 0 and not self.ends_run:
+        if code < 0:
             return f"{self.name} (pid {self.process.pid}) was killed by {_signal(-code)}."
         return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
 
     @property
     def ends_run(self) -> bool:
         """Whether a replacement would repeat a child's failure, such as one of the user's own code."""
-        return ENDS_RUN in self._log_text()
+        return self.process.poll() == ENDS_RUN
 
+    @property
     def only_noticed(self) -> bool:
-        """Return whether a child ended only as a consequence of another process's failure."""
-        text = self._log_text()
-        return NOTICED_LINE in text and FAILED_LINE not in text
+        """Whether a child ended only as a consequence of another process's failure."""
+        return self.process.poll() == NOTICED
 
     def _reason(self) -> str:
-        lines = self._log_text().splitlines()
-        messages = [line.split(mark, 1)[1] for mark in (NOTICED_LINE, FAILED_LINE) for line in lines if mark in line]
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        messages = re.findall(rf"^\S+ {re.escape(self.log.stem)} CRITICAL (.*)", text, re.MULTILINE)
         return messages[-1] if messages else f"it left no message; look into {self.log}."
-
-    def _log_text(self) -> str:
-        try:
-            return self.log.read_text(errors="replace")
-        except OSError:
-            return ""
 
 
 def _signal(number: int) -> str:
@@ -231,7 +226,7 @@ class RunProcesses:
             coordinator_alive = coordinator_returns or self.running[0].process.poll() is None
             if coordinator_alive and all(child.name[0] in replaceable for child, _ in ended):
                 return None
-        sentences = sorted((child.only_noticed(), "was killed by" not in s, s) for child, s in ended)
+        sentences = sorted((child.only_noticed, "was killed by" not in s, s) for child, s in ended)
         return (sentences[0][2], not sentences[0][0]) if sentences else None
 
     def ended(self) -> bool:

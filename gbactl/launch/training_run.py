@@ -37,7 +37,7 @@ from gbactl.engine.signals import (
     stop_signal,
     stoppable,
 )
-from gbactl.errors import ClusterError, NoRoomError, Stopped, UsageError
+from gbactl.errors import ClusterError, NoRoomError, OwnCodeError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import finished_sweep_cells
@@ -242,7 +242,7 @@ class LaunchedRun:
         try:
             with deferred():  # a signal could leave the run unended
                 self._begin_tracking()
-            with own_code_told(), room_needed(self.run_dir):
+            with own_code_told(OwnCodeError), room_needed(self.run_dir):
                 self._train()
         except BaseException as error:
             stopped = self.stop.stopped_by(error)

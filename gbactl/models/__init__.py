@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gbactl.checked_dataclasses import Bounds, Count, ShareBelowOne, SomeShare, did_you_mean, expect
-from gbactl.configured_classes import cause, found_class
+from gbactl.configured_classes import found_class, own_code_error
 from gbactl.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -115,9 +115,7 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int, list_targets: 
         except Exception as error:
             if cfg.target is None:
                 raise
-            raise ConfigError(
-                f"model.target={cfg.target} cannot be built ({cause(error, kind.__module__)})."
-            ) from error
+            raise own_code_error(f"model.target={cfg.target} cannot be built", error, kind.__module__) from error
     for norm in model.modules():
         if isinstance(norm, _BatchNorm):
             norm.momentum = cfg.batch_norm_momentum

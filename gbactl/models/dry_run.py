@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gbactl.configured_classes import cause
+from gbactl.configured_classes import own_code_error
 from gbactl.data.dataset import Batch, Dataset, Schema
-from gbactl.errors import ConfigError, require
+from gbactl.errors import GbactlError, require
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats
 from gbactl.models import ModelConfig, build, dimension_mask, row_width
@@ -105,11 +105,10 @@ def _errors_of_model(cfg: ModelConfig, model: nn.Module, when: str = "in a dry r
     """Context that re-raises an exception of the user's model as one sentence."""
     try:
         yield
-    except ConfigError:
+    except GbactlError:
         raise
     except Exception as error:
-        why = cause(error, type(model).__module__)
-        raise ConfigError(f"model.target={cfg.target} fails {when} ({why}).") from error
+        raise own_code_error(f"model.target={cfg.target} fails {when}", error, type(model).__module__) from error
 
 
 def _logits(what: str, output: Any, when: str) -> Tensor:

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from gbactl.wire.startup_document import StartupDocument
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 FORK_SERVER, READY = "fork-server", b"ready"
 CPU_HOG = "cpu-hog"
-FAILED_LINE = "failed: "
-NOTICED_LINE = "noticed: "
-ENDS_RUN = f"CRITICAL {FAILED_LINE}"  # in the log of a process whose failure a replacement would repeat
+# exit codes: a failure; that of another process, which this one noticed; one that a replacement would repeat
+FAILED, NOTICED, ENDS_RUN = 1, 3, 4
 IMPORTED = (
     "gbactl.nodes.worker_process",
     "gbactl.coordinator.event_routing",
@@ -166,7 +165,7 @@ def use_core(core: str, begin: str, end: str) -> None:
 
 
 def main() -> None:
-    """Run the node of the start-up document and exit 0; on failure log one sentence (and the traceback) and exit 1."""
+    """Run the node of the start-up document; exit 0 or, after a failure, with the code of its kind."""
     special = sys.argv[1] in (FORK_SERVER, CPU_HOG)
     parent = int(sys.argv[2 if special else 1])
     die_with_parent(parent)
@@ -184,9 +183,12 @@ def main() -> None:
         _run_role(boot)
 
 
-def _run_role(boot: StartupDocument) -> None:
+def _run_role(boot: StartupDocument) -> NoReturn:
+    """Run a node and exit; after a failure, the last CRITICAL line of its log tells the reason.
+
+    The exit waits for no other thread and for no teardown of torch and Horovod: nothing is left to save."""
     from gbactl.configured_classes import own_code_told
-    from gbactl.errors import GbactlError, PeerGoneError, UsageError
+    from gbactl.errors import GbactlError, OwnCodeError, PeerGoneError, UsageError
     from gbactl.nodes import role_setup
     from gbactl.wire.times_and_traffic import NodeTimes, Trace
 
@@ -194,28 +196,26 @@ def _run_role(boot: StartupDocument) -> None:
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
     run = role_setup.run_coordinator if boot.role == "coordinator" else role_setup.run_node
     NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name, os.getpid())
+    failure: Exception | None = None
     try:
-        with own_code_told():
+        with own_code_told(OwnCodeError):
             run(boot)
-    except PeerGoneError as error:
-        log.error("%s%s", NOTICED_LINE, error)
-        sys.exit(1)
-    except UsageError as error:
-        log.critical("%s%s", FAILED_LINE, error, exc_info=error.__cause__)
-        sys.exit(1)
+        log.info("done")
     except GbactlError as error:
-        log.error("%s%s", FAILED_LINE, error)
-        sys.exit(1)
+        failure = error
+        log.critical("%s", error, exc_info=error.__cause__)
     except Exception as error:
-        log.exception("%s%s: %s", FAILED_LINE, type(error).__name__, error)
-        sys.exit(1)
-    finally:
-        if NodeTimes.trace is not None:
-            NodeTimes.trace.write()
-    log.info("done")
-    # skip torch's and Horovod's teardown: nothing is left to save
-    logging.shutdown()
-    os._exit(0)
+        failure = error
+        log.critical("%s: %s", type(error).__name__, error, exc_info=error)
+    if NodeTimes.trace is not None:
+        NodeTimes.trace.write()
+    for stream in (sys.stdout, sys.stderr):  # what a user's code has printed
+        with contextlib.suppress(OSError):
+            stream.flush()
+    # the frames of `failure` keep the node's connections open until now: nobody takes it for lost and kills it before
+    repeated = isinstance(failure, OwnCodeError | UsageError)
+    noticed = isinstance(failure, PeerGoneError)
+    os._exit(0 if failure is None else NOTICED if noticed else ENDS_RUN if repeated else FAILED)
 
 
 if __name__ == "__main__":

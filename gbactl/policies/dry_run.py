@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from gbactl.configured_classes import cause
-from gbactl.errors import ConfigError, GbactlError, require
+from gbactl.configured_classes import own_code_error
+from gbactl.errors import GbactlError, require
 from gbactl.policies.async_bsp import BufferedPolicy
 from gbactl.policies.policy import Drop, Grant, Member, Phase, Policy, PolicyOptions, Step, refusal
 
@@ -37,7 +37,7 @@ def dry_run(
     except GbactlError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} fails in a dry run ({cause(error, kind.__module__)}).") from error
+        raise own_code_error(f"{what} fails in a dry run", error, kind.__module__) from error
 
 
 def _check_buffer(what: str, policy: BufferedPolicy) -> None:

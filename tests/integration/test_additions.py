@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,6 +23,7 @@ from gbactl.checkpoint.folder import MANIFEST
 from tests.support.commands import ROOT
 from tests.support.pages import commands
 from tests.support.processes import Launcher, wait_for
+from tests.support.slow import slow
 
 pytestmark = [pytest.mark.beside, pytest.mark.timeout(900)]
 
@@ -194,16 +196,15 @@ class Model(torch.nn.Module):
 """
 
 
-@pytest.mark.slow
-def test_a_model_that_fails_in_training_ends_the_run_with_its_cause(launcher: Launcher) -> None:
+@pytest.mark.parametrize("cluster", ["virtual", slow("local")])
+def test_a_model_that_fails_in_training_ends_the_run_with_its_cause(launcher: Launcher, cluster: str) -> None:
     (launcher.cwd / "late_parts.py").write_text(LATE)
     launcher.environment["PYTHONPATH"] += f"{os.pathsep}{launcher.cwd}"
     arguments = ("experiment=smoke", "mode=gba", "model.target=late_parts.Model", "data.rows_per_day=20000", UNTRACKED)
-    told = said(launcher, "train", *arguments, code=1).splitlines()[-1]
-    assert (
-        told.startswith("gbactl: W") and "failed: model.target=late_parts.Model fails (ValueError: no more, in " in told
-    )
-    assert f"{launcher.cwd / 'late_parts.py'}:14). Logs: " in told
+    told = said(launcher, "train", f"cluster={cluster}", *arguments, code=1).splitlines()[-1]
+    start, end = (r"W\d \(pid \d+\) failed: ", " Logs: .*") if cluster == "local" else ("", "")
+    cause = rf"\(ValueError: no more, in {launcher.cwd}/late_parts\.py:14\)\."
+    assert re.fullmatch(f"gbactl: {start}model.target=late_parts.Model fails {cause}{end}", told)
     [result] = launcher.cwd.glob("runs/*/result.json")
     assert "(ValueError: no more" in json.loads(result.read_text())["error"]
 

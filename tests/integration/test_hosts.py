@@ -19,6 +19,7 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.engine import host_agents
+from tests.support.commands import ROOT
 from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts
 from tests.support.pages import commands
 from tests.support.processes import Launched, alive, collective, wait_for
@@ -306,6 +307,31 @@ def test_a_delayed_host_is_as_far_as_asked_and_leaves_nothing(tmp_path: Path) ->
         assert len(relays) == 1
     assert not [path for path in NAMESPACES.glob("*") if path.name.startswith(at.ns(""))]
     assert not [pid for pid in relays if alive(pid)]
+
+
+OTHERS = """
+import sys
+from pathlib import Path
+from tests.support.netns import hosts
+with hosts(Path(sys.argv[1]), ("a",)):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+def test_hosts_answer_when_those_of_a_test_beside_them_are_gone(tmp_path: Path) -> None:
+    folders = [tmp_path / "ours", tmp_path / "others"]
+    for folder in folders:
+        folder.mkdir()
+    command = [sys.executable, "-c", OTHERS, str(folders[1])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as others:
+        assert others.stdout is not None and others.stdout.readline() == "ready\n"
+        with hosts(folders[0], ("a",)) as at:
+            others.communicate()
+            assert others.returncode == 0
+            assert at.answers("a")
 
 
 def _round_trip(at: Hosts, source: str, target: str) -> float:

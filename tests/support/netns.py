@@ -1,6 +1,7 @@
 """Network namespaces as hosts: a launcher's and some more, each with an sshd, on one bridge that has its own.
 
-A host sees the files of this machine but for some folders, in whose place it has empty ones, and its own /dev/shm.
+A host sees the files of this machine but for some folders, in whose place it has empty ones, and its own /dev/shm and
+/run: an sshd refuses everybody while it has no /run/sshd, so a shared one must not go with the hosts of another test.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.support.relay import Relay
 
 LAUNCHER = "l"
 SSHD = Path("/usr/sbin/sshd")
+OWN_FOLDERS = ("/dev/shm", "/run")
 RUN_SSHD = Path("/run/sshd")
 NAMESPACES = Path("/run/netns")
 BURST_SECONDS = 2e-3
@@ -62,7 +64,6 @@ class Hosts:
         self.relays: dict[str, Relay] = {}
         self._prefix = f"gbt{os.getpid()}"
         self._started: list[subprocess.Popen[bytes]] = []
-        self._made_run = False
 
     def ns(self, name: str) -> str:
         """The namespace of a host."""
@@ -95,7 +96,7 @@ class Hosts:
         for name in self.names:
             self._serve(name)
         for name in self.names:
-            wait_for(lambda name=name: self._answers(name), 20)
+            wait_for(lambda name=name: self.answers(name), 20)
 
     def _host(self, name: str) -> None:
         _ip("netns", "add", self.ns(name))
@@ -143,23 +144,21 @@ class Hosts:
             f"SetEnv PYTHONPATH={Path(gbactl.__file__).parents[1]}\n"  # this checkout, as in processes.environment
         )
         core = f"taskset -c {self.cores[name]} " if name in self.cores else ""
-        if not RUN_SSHD.exists():
-            RUN_SSHD.mkdir(mode=0o755)
-            self._made_run = True
-        self._begin(name, f"{core}{SSHD} -D -e -f {config}")
+        self._begin(name, f"mkdir -m 755 {RUN_SSHD} && exec {core}{SSHD} -D -e -f {config}")
 
     def _begin(self, name: str, program: str, *before: str) -> None:
         """Start a host's first process, among the host's own mounts; `before`: a command that starts a shell."""
-        own = "".join(f"mount -t tmpfs tmpfs {folder} && " for folder in ("/dev/shm", *self.hidden))
+        own = "".join(f"mount -t tmpfs tmpfs {folder} && " for folder in (*OWN_FOLDERS, *self.hidden))
         if self.named:
             names = self.folder / f"hosts_{name}"
             names.write_text(f"127.0.0.1 localhost\n{self.address(name)} {socket.gethostname()}\n")
             own += f"mount --bind {names} /etc/hosts && "
         with (self.folder / f"first_{name}.log").open("wb") as log:
-            started = [*self.inside(name), *before, "sh", "-c", f"{own}exec {program}"]
+            started = [*self.inside(name), *before, "sh", "-c", f"{own}{program}"]
             self._started.append(subprocess.Popen(started, stdout=log, stderr=log, start_new_session=True))
 
-    def _answers(self, name: str) -> bool:
+    def answers(self, name: str) -> bool:
+        """Whether a command from the launcher runs on a host."""
         done = subprocess.run(
             [*self.inside(LAUNCHER), *self.ssh.split(), name, "true"], stdin=subprocess.DEVNULL, capture_output=True
         )
@@ -175,8 +174,6 @@ class Hosts:
         for process in self._started:
             process.kill()
             process.wait()
-        if self._made_run:
-            shutil.rmtree(RUN_SSHD, ignore_errors=True)
 
     # -- what happens to hosts ----------------------------------------------------------------------
 
@@ -242,15 +239,15 @@ class Containers(Hosts):
         return self.folder / "reach"
 
     def _serve(self, name: str) -> None:
-        self._begin(name, "sleep infinity", "unshare", "--pid", "--fork", "--mount-proc")
+        self._begin(name, "exec sleep infinity", "unshare", "--pid", "--fork", "--mount-proc")
 
     def restart(self, name: str) -> None:
         """A killed host is there again, with nothing of what it had."""
         self.mend(name)
         self._serve(name)
-        wait_for(lambda: self._answers(name), 20)
+        wait_for(lambda: self.answers(name), 20)
 
-    def _answers(self, name: str) -> bool:
+    def answers(self, name: str) -> bool:
         found = [pid for pid in self.pids(name) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
         (self.folder / f"pid-{name}").write_text(" ".join(map(str, found)))
         return bool(found)

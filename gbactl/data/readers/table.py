@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -60,6 +60,8 @@ Floats = NDArray[np.float32]
 class Table:
     """Options of the data source data=table."""
 
+    #: raised where the same files and schema become other arrays, so that no cache of an earlier version is reused
+    arrays_version: ClassVar[int] = 2
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["*.parquet", "*.csv*", "*.tsv*"])
     schema: str | None = None
@@ -218,7 +220,7 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
     if kind.positive is not None:
         faults.record(written.is_null(), schema.label, "a label")
         return _bits(written == str(kind.positive))
-    number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}), kind.decimal)
+    number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}), kind.decimal, kind.thousands)
     if kind.at_least is not None:
         faults.record(number.is_null(), schema.label, "a number")
         return _bits(number >= kind.at_least)
@@ -230,17 +232,27 @@ def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray
 def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> Floats:
     """Convert a numeric column; NaN marks a missing value that is replaced once first-day statistics are known."""
     column, kind = frame[name], schema.of_kind(Numeric)[name]
-    number = numbers(column, kind.decimal)
+    number = numbers(column, kind.decimal, kind.thousands)
     lost = number.is_null() & column.is_not_null()
     if lost.any():  # NaN, and cells of blanks, are missing too
         lost &= ~texts(column).str.to_lowercase().is_in(["nan", ""]).fill_null(True)
-    comma = lost.any() and bool((lost & numbers(column, ",").is_not_null()).any())
-    like = "a number (of a decimal comma, the schema says decimal: ',')" if comma else "a number"
+    like = _like(column.filter(lost), kind) if lost.any() else "a number"
     faults.record(lost | (number.abs() > LARGEST).fill_null(False), name, like)
     values = number.clip(-LARGEST, LARGEST).to_numpy().astype(np.float64)
     if kind.transform == "log1p":
         return signed_log(values)
     return (values if kind.transform in WAITING else np.nan_to_num(values)).astype(np.float32)
+
+
+def _like(lost: pl.Series, kind: Numeric) -> str:
+    """Describe a valid cell, with the options of the schema by which some of the unreadable ones would be numbers."""
+    other = "," if kind.decimal == "." else "."
+    ways = {
+        "of a decimal comma, the schema says decimal: ','": numbers(lost, ","),
+        f"of marks between thousands, the schema says thousands: '{other}'": numbers(lost, kind.decimal, other),
+    }
+    told = "; ".join(words for words, found in ways.items() if found.null_count() < len(lost))
+    return f"a number ({told})" if told else "a number"
 
 
 def _times(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> tuple[Integers, Integers]:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import polars as pl
@@ -188,6 +188,8 @@ def _records(file: SourceFile, bad: BadLines, progress: Progress) -> Iterator[ND
 class Taobao:
     """Options of the data source data=taobao."""
 
+    #: raised where the same files become other arrays, so that no cache of an earlier version is reused
+    arrays_version: ClassVar[int] = 2
     path: str | list[str] | None = None
     history_length: Annotated[int, Bounds(at_least=0, at_most=100_000)] = 50
     pooling: Pooling = "mean"

@@ -1,4 +1,4 @@
-"""The command before its simulations: which modes it compares, and which models it refuses."""
+"""The command before its simulations: which modes it compares, which models it refuses, how many samples it takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.advise.advise_command import AdviseOptions, Advising, default_modes
+from gbactl.advise.advise_command import PROBE_STEPS, SPARE, AdviseOptions, Advising, default_modes
+from gbactl.advise.simulation_jobs import SimulationSeconds
 from gbactl.errors import ConfigError, UsageError
+from tests.support import small_data
 
 SMALL = ("data.days=3", "data.rows_per_day=600", "data.fields=2", "data.numeric=2", "train.global_batch=64",
          "mode.local_batch=16", "tracking.enabled=false")  # fmt: skip
@@ -58,3 +60,23 @@ def test_a_model_that_breaks_the_contract_is_refused_before_any_simulation(
     with pytest.raises(ConfigError, match=r"model\.target=flat_model\.Flat"):
         advising("model.target=flat_model.Flat").run()
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 20_000, 3)
+
+
+@pytest.mark.parametrize(("pace", "steps"), [(0.5, 68), (1.0, 68), (2.0, 34), (8.0, 8), (100.0, PROBE_STEPS)])
+def test_the_longer_the_probe_waits_for_cores_the_fewer_samples_are_simulated(
+    data: Path, monkeypatch: pytest.MonkeyPatch, pace: float, steps: int
+) -> None:
+    """`pace`: the probe's real seconds for each CPU second; `steps`: global batches of 64 that are trained."""
+    monkeypatch.setattr(Advising, "_left", 60.0)
+    command = advising(modes="sync,gba")
+    command.probed = 1
+    in_all = 3 * (2 + 4)  # simulations of a sample: of three seeds, in two modes and in a base of four times as many
+    a_sample = SPARE * 60.0 / (in_all * 68.8 * 64)
+    took = SimulationSeconds(0.0, 0.0, a_sample, pace * a_sample)
+    found = command._subset(data, dict.fromkeys(command.modes, took), 1)
+    assert found.trained == 64 * steps

@@ -99,10 +99,16 @@ COLUMNS = [  # column name, cells, what it is read as, part of the reason
     (
         "umsatz",
         [f"{i % 7 + 1}.{i:03}.{999 - i},50" for i in range(ROWS)],
-        {"kind": "numeric", "transform": "standardize", "decimal": ","},
+        {"kind": "numeric", "transform": "standardize", "decimal": ",", "thousands": "."},
         "from 1.",
     ),
-    ("sales", [f"{i * 7919:,}" for i in range(ROWS)], NUMERIC, "to 3.15968e+06, with commas between thousands"),
+    (
+        "sales",
+        [f"{i * 7919:,}" for i in range(ROWS)],
+        {**NUMERIC, "thousands": ","},
+        "to 3.15968e+06, with commas between thousands",
+    ),
+    ("at", [f"{1_700_000_000 + 7200 * i:,}" for i in range(ROWS)], {**NUMERIC, "thousands": ","}, "between thousands"),
     ("paid", [f"{each} €" for each in NUMBERS], {"kind": "ignore"}, "€; write them without it for kind: numeric"),
     (
         "paid",
@@ -165,12 +171,12 @@ def test_columns(name: str, cells: list[str], options: dict[str, Any], why: str,
     assert found.missing == (("", "NA") if "NA" in cells else ("",))
 
 
-@pytest.mark.parametrize(("separator", "decimal"), [(",", {}), (";", {"decimal": ","})])
+@pytest.mark.parametrize(("separator", "marks"), [(",", {"thousands": ","}), (";", {"decimal": ","})])
 def test_a_comma_before_three_digits_is_what_the_separator_of_the_file_suggests(
-    separator: str, decimal: dict[str, str], tmp_path: Path
+    separator: str, marks: dict[str, str], tmp_path: Path
 ) -> None:
     found = guess(tmp_path, {"x": [f"{i % 9 + 1},{i:03}" for i in range(ROWS)], "click": of(0, 1)}, None, separator)
-    assert found.guesses[0].options == {**NUMERIC, **decimal}
+    assert found.guesses[0].options == {**NUMERIC, **marks}
 
 
 def test_a_day_of_a_month_is_no_day_of_the_data(tmp_path: Path) -> None:
@@ -189,6 +195,12 @@ LABELS = [
     ({"x": NUMBERS, "y": of("True", "False")}, None, {"kind": "label"}),
     ({"x": NUMBERS, "y": of("1,000", "2")}, None, {"kind": "label", "positive": "1,000"}),
     ({"x": NUMBERS, "y": [f"{i % 3},5" for i in range(ROWS)]}, "y", {"kind": "label", "at_least": 2.5, "decimal": ","}),
+    (
+        {"x": NUMBERS, "y": [f"{i % 3 + 1},500" for i in range(ROWS)]},
+        "y",
+        {"kind": "label", "at_least": 3500.0, "thousands": ","},
+    ),
+    ({"y": of(1, 2, 3), "x": NUMBERS, "bought": of("no", "yes")}, None, {"kind": "label", "positive": "yes"}),
     ({"x": NUMBERS, "c": of("won", "lost", "open")}, "c=won", {"kind": "label", "positive": "won"}),
     ({"x": NUMBERS, "c": of("won", "lost")}, "c=lost", {"kind": "label", "positive": "lost"}),
     ({"x": NUMBERS, "c=1": of(0, 1)}, "c=1", {"kind": "label"}),
@@ -201,7 +213,23 @@ def test_labels(columns: dict[str, list[str]], label: str | None, options: dict[
     assert [dict(each.options) for each in found] == [options]
 
 
+@pytest.mark.parametrize(
+    ("cells", "sample", "why"),
+    [
+        (of(0, 1), ROWS, "by its name and its two values"),
+        ([str(int(i > 300)) for i in range(ROWS)], 150, "by its name, but all rows that were looked at have one value"),
+    ],
+)
+def test_a_label_is_found_by_its_name_and_at_most_two_values(
+    cells: list[str], sample: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_inference, "SAMPLE", sample)
+    found = guess(tmp_path, {"weekend": of(0, 1), "target": of(1, 2, 3), "click": cells, "x": NUMBERS})
+    assert [(each.name, each.why) for each in found.guesses if each.kind == "label"] == [("click", why)]
+
+
 REFUSED = [
+    ({"x": NUMBERS, "y": NUMBERS, "class": of("a", "b", "d")}, None, "is clearly the label; there are: x, y, class"),
     (
         {"a": of(0, 1), "b": of(0, 1), "x": NUMBERS},
         None,

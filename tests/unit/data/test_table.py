@@ -27,6 +27,7 @@ from gbactl.data.cache import data_fingerprint, prepare
 from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
 from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
+from gbactl.data.readers.table import Table
 from gbactl.data.table_files import TextForm, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError
@@ -244,17 +245,18 @@ def small(tmp_path: Path, text: str, schema: str = SMALL, name: str = "t.csv") -
 
 
 @pytest.mark.parametrize(
-    ("decimal", "cells", "values"),
+    ("decimal", "thousands", "cells", "values"),
     [
-        (".", ["1.5", "+1,234", " 1,234,567.5 ", "-12,345", "1e3"], [1.5, 1234, 1234567.5, -12345, 1000]),
-        (",", ["1,5", "1.234", "1.234.567,5", "-3", "0,125"], [1.5, 1234, 1234567.5, -3, 0.125]),
+        (".", ",", ["1.5", "+1,234", " 1,234,567.5 ", "-12,345", "1e3"], [1.5, 1234, 1234567.5, -12345, 1000]),
+        (",", ".", ["1,5", "1.234", "1.234.567,5", "-3", "0,125"], [1.5, 1234, 1234567.5, -3, 0.125]),
     ],
 )
 def test_numbers_may_have_a_decimal_comma_or_marks_between_thousands(
-    decimal: str, cells: list[str], values: list[float], load: Load, tmp_path: Path
+    decimal: str, thousands: str, cells: list[str], values: list[float], load: Load, tmp_path: Path
 ) -> None:
     text = "y;x;c\n" + "".join(f"{i % 2};{cell};a\n" for i, cell in enumerate(cells))
-    schema = f"columns: {{y: label, x: {{kind: numeric, decimal: '{decimal}'}}, c: categorical}}"
+    marks = f"decimal: '{decimal}', thousands: '{thousands}'"
+    schema = f"columns: {{y: label, x: {{kind: numeric, {marks}}}, c: categorical}}"
     assert whole(load(**small(tmp_path, text, schema), days=2)).numeric[:, 0].tolist() == values
     if decimal == ".":
         with pytest.raises(
@@ -264,6 +266,33 @@ def test_numbers_may_have_a_decimal_comma_or_marks_between_thousands(
     for cell in ("1,2,3", "12.34,5", "1.23,4.5"):
         with pytest.raises(DataError, match=f"the column x is '{cell}', not a number"):
             load(**small(tmp_path, text + f"1;{cell};a\n", schema), days=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "told"),
+    [
+        (
+            "{kind: numeric}",
+            "1",
+            "1,234",
+            r"a number .of a decimal comma, .* decimal: ','; of marks .* says thousands: ','\)",
+        ),
+        ("{kind: numeric, decimal: ','}", "1,5", "1.234", r"a number \(of marks .*, the schema says thousands: '\.'\)"),
+        ("{kind: label, at_least: 2000}", "1999", "1,234", "a number"),
+        ("time", "1700000000", "1,700,000,000", "a time"),
+        ("day", "1", "1,234", "a day"),
+        ("{kind: multi, weights: v}", "0|0", "1,234", "a weight"),
+    ],
+)
+def test_no_mark_between_thousands_is_read_unless_the_schema_says_so(
+    kind: str, good: str, bad: str, told: str, load: Load, tmp_path: Path
+) -> None:
+    text = f"y;x;v;c\n1;{good};{good};a|b\n0;{bad};{bad};a\n"
+    name = "v" if "v" in kind else "x"
+    columns = f"c: {kind}" if name == "v" else f"c: categorical, x: {kind}"
+    label = "" if "label" in kind else "y: label, "
+    with pytest.raises(DataError, match=rf"row \d: the column {name} is '{bad}', not {told}"):
+        load(**small(tmp_path, text, f"columns: {{{label}{columns}}}"), days=2)
 
 
 @pytest.mark.parametrize("cells", ['["a, b"]|[]', "{a,b}|{}", "('a', 'b')|()"])
@@ -523,6 +552,15 @@ def test_the_key_has_the_schema_and_not_its_path(tmp_path: Path) -> None:
     assert data_fingerprint({**options, "schema": str(tmp_path / "other.yaml")}) == before
     (tmp_path / "other.yaml").write_text(SMALL.replace("x: numeric", "x: categorical"))
     assert data_fingerprint({**options, "schema": str(tmp_path / "other.yaml")}) != before
+
+
+def test_a_cache_of_an_earlier_version_of_the_reader_is_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = small(tmp_path, GOOD)
+    now = data_fingerprint(options)
+    monkeypatch.setattr(Table, "arrays_version", 1)  # as before lists in brackets were read
+    assert data_fingerprint(options) != now
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

@@ -130,6 +130,7 @@ BAD: dict[str, tuple[str, int, int, object, str]] = {
     "no user": ("raw_sample", 4, 0, "", "row 4: the column user is missing"),
     "click": ("raw_sample", 2, 5, 2, "row 2: the column clk is '2', not 0 or 1"),
     "time": ("behavior_log", 11, 1, "now", "row 11: the column time_stamp is 'now', not a time"),
+    "thousands": ("behavior_log", 2, 4, '"1,234"', "row 2: the column brand is '1,234', not"),
     "brand": ("behavior_log", 2, 4, 2**31, "row 2: the column brand is '2147483648', not"),
     "price": ("ad_feature", 3, 5, -3, "row 3: the column price is '-3', not a price"),
     "cells": ("user_profile", 2, 8, "1,2", "row 2: 10 cells where the header has 9"),

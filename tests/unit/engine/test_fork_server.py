@@ -111,7 +111,7 @@ def test_it_has_its_own_environment_and_folder_and_its_end_is_seen(
     send_startup_document(made, boot.dumps())
     assert made.wait(SECONDS) == 1
     log = (run_dir / "logs" / "C.log").read_text()
-    assert f"pid {made.pid}, threads 3" in log and "failed: " in log
+    assert f"pid {made.pid}, threads 3" in log and " C CRITICAL " in log
 
 
 def test_a_server_that_is_killed_takes_nobody_with_it_and_nodes_are_started_one_by_one(

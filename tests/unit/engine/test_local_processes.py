@@ -14,6 +14,7 @@ import pytest
 from gbactl.config import ModeConfig, RunConfig
 from gbactl.engine.fork_server import thread_environment
 from gbactl.engine.local_processes import MOST_COORDINATOR_TRIES, ChildProcess, RunProcesses
+from gbactl.nodes.child_main import ENDS_RUN, NOTICED
 from tests.support.processes import launch_of
 
 
@@ -56,8 +57,8 @@ def test_a_signal_without_a_name(family: RunProcesses) -> None:
 
 
 def test_a_failed_child_tells_its_last_reason(family: RunProcesses) -> None:
-    log = "10:00 S0 ERROR failed: An older story.\n10:02 S0 ERROR failed: The table is too large.\nTraceback\n"
-    one = ended(child(family, "S0", "raise SystemExit(1)", log))
+    log = "10:00 S0 CRITICAL An older story.\n10:02 S0 CRITICAL The table is too large.\nTraceback\n"
+    one = ended(child(family, "S0", "raise SystemExit(1)", f"{log}my batch failed: no CRITICAL one\n"))
     assert one.exit_sentence() == f"S0 (pid {one.process.pid}) failed: The table is too large."
 
 
@@ -69,11 +70,10 @@ def test_a_failed_child_without_a_word(family: RunProcesses) -> None:
 
 
 def test_the_cause_comes_before_those_that_noticed(family: RunProcesses) -> None:
-    fail = "raise SystemExit(1)"
-    ended(child(family, "C", fail, "C ERROR noticed: W1 is gone.\n"))
+    ended(child(family, "C", f"raise SystemExit({NOTICED})", "10:00 C CRITICAL W1 is gone.\n"))
     sentence, is_cause = family.failure() or ("", True)
     assert "W1 is gone." in sentence and not is_cause
-    ended(child(family, "W0", fail, "W0 ERROR failed: Out of disk.\n"))
+    ended(child(family, "W0", "raise SystemExit(1)", "10:00 W0 CRITICAL Out of disk.\n"))
     sentence, is_cause = family.failure() or ("", False)
     assert "Out of disk." in sentence and is_cause
     killed = child(family, "W1", "import time; time.sleep(60)")
@@ -103,11 +103,16 @@ def test_what_a_replacement_would_fail_by_too_ends_the_run(family: RunProcesses,
     child(family, "C", "import time; time.sleep(60)")
     child(family, "W1", "import time; time.sleep(60)")
     family.all_ready = True
-    plain = ended(child(family, "W0", "raise SystemExit(1)", "W0 ERROR failed: Once.\n"))
-    assert family.failure() is None, "another one takes its place"
-    plain.log.write_text("W0 CRITICAL failed: model.target=own.Model fails (ValueError, in own.py:3).\n")
-    if not watched:
+    printed = "10:00 W0 CRITICAL failed: model.target=own.Model fails.\n"  # by the user's own code
+    for code in ("raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"):
+        ended(child(family, "W0", code, printed))
+        assert family.failure() is None, "another one takes its place"
         family.stop_watching("W0")
+        assert family.failure() is None
+    log = "10:00 W0 CRITICAL model.target=own.Model fails (ValueError, in own.py:3).\n"
+    ended(child(family, "W0", f"raise SystemExit({ENDS_RUN})", log))
+    if not watched:
+        family.stop_watching("W0", kill=True)
     sentence, is_cause = family.failure() or ("", False)
     assert sentence.endswith("failed: model.target=own.Model fails (ValueError, in own.py:3).") and is_cause
 
@@ -182,7 +187,7 @@ def test_where_no_other_coordinator_can_go_on_it_is_a_failure(reviving: Spawning
     elif obstacle == "failed":
         reviving.stop()
         reviving.running.clear()
-        ended(child(reviving, "C", "raise SystemExit(1)", "C ERROR failed: The model diverged.\n"))
+        ended(child(reviving, "C", "raise SystemExit(1)", "10:00 C CRITICAL The model diverged.\n"))
     else:
         reviving.cfg.cluster.lost_coordinator = "end"
     if obstacle != "failed":

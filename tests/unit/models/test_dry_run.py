@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gbactl.config import ModelConfig
 from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.errors import ConfigError
+from gbactl.errors import ConfigError, GbactlError
 from gbactl.models import build, dense_size, row_width
 from gbactl.models.dry_run import Findings, dry_run
 from gbactl.models.gradient_computer import GradientComputer
@@ -161,6 +161,12 @@ def test_what_breaks_the_contract_is_told(tried: Any, made: type[nn.Module], sen
     with pytest.raises(ConfigError, match=sentence) as told:
         tried(made)
     assert "\n" not in str(told.value) and str(told.value).startswith("model.target=made_here.Made")
+
+
+def test_lack_of_memory_is_no_fault_of_the_model(tried: Any) -> None:
+    with pytest.raises(GbactlError, match=r"^model\S+ fails on a batch of .* \(RuntimeError: .*allocate") as told:
+        tried(kind(lambda _, logits: logits + torch.empty(1 << 50)))
+    assert type(told.value) is GbactlError
 
 
 class Attends(nn.Module):

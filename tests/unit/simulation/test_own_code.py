@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gbactl.config import ModelConfig
 from gbactl.configured_classes import own_code_told
-from gbactl.errors import ClusterError, ConfigError
+from gbactl.errors import ClusterError, GbactlError, OwnCodeError
 from tests.support.simulated_runs import config, run
 
 PARTS = """
@@ -41,6 +43,10 @@ class Model(torch.nn.Module):
     def forward(self, numeric, fields):
         self.seen += 1
         return self.last(fields.flatten(1))[:, 0 if self.seen < 10 else 1]
+
+class Fails(AsyncPolicy):
+    def finish(self):
+        raise ERROR
 """
 
 
@@ -72,9 +78,39 @@ def test_an_exception_is_told_with_its_place(
     data: Path, tmp_path: Path, mode: dict[str, Any], model: dict[str, Any], sentence: str
 ) -> None:
     cfg = dataclasses.replace(config("async", **mode), model=ModelConfig(dim=4, **model))
-    with pytest.raises(ConfigError, match=rf"^m\w+\.target=late_parts\.{sentence}\.$") as told, own_code_told():
+    pattern = rf"^m\w+\.target=late_parts\.{sentence}\.$"
+    with pytest.raises(OwnCodeError, match=pattern) as told, own_code_told(OwnCodeError):
         run(cfg, data, tmp_path / "run")
     assert "\n" not in str(told.value)
+
+
+def torch_without_memory() -> RuntimeError:
+    with pytest.raises(RuntimeError) as told:
+        torch.empty(1 << 50)
+    return told.value
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.EIO, "Input/output error"), GbactlError),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), GbactlError),
+        (MemoryError("Unable to allocate 9 TiB"), GbactlError),
+        (torch_without_memory(), GbactlError),
+        (FileNotFoundError(errno.ENOENT, "No such file"), OwnCodeError),
+        (RuntimeError("no"), OwnCodeError),
+        (SystemExit(0), OwnCodeError),
+    ],
+)
+def test_what_the_machine_fails_by_is_no_fault_of_the_code(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, kind: type[GbactlError]
+) -> None:
+    cfg = config("async", target="late_parts.Fails")
+    monkeypatch.setattr("late_parts.ERROR", error, raising=False)
+    sentence = rf"^mode\.target=late_parts\.Fails fails \({type(error).__name__}: .*, in .*late_parts\.py:\d+\)\.$"
+    with pytest.raises(GbactlError, match=sentence) as told, own_code_told(OwnCodeError):
+        run(cfg, data, tmp_path / "run")
+    assert type(told.value) is kind
 
 
 def test_an_exception_of_gbactl_stays_one(monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_a_gradient_waits_for_whoever_takes_a_lost_servers_place(at: Setting) ->
     back = Recorder("server", 0, lambda: list(read(at.path)))
     at.members.channels["server", 0] = back
     assert at.training.on_server_replaced() == [0]
-    assert at.training.unannounced(1) == [1] and at.training.unannounced(0) == [2]
+    assert [list(at.training.policy.leased_to(worker)) for worker in (0, 1)] == [[2], [1]]
     assert at.stage(0, 1, 1)
     [order] = [message for message in back.sent if isinstance(message, OrderStep)]
     assert [batch for batch, _ in order.order.members] == [0, 1] and not [

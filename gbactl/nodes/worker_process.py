@@ -18,11 +18,10 @@ from gbactl.config.shard_specs import dense_block, dense_cuts
 from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
-from gbactl.kernels import codec_of, load
+from gbactl.kernels import codec_of
 from gbactl.kernels.base import aligned_copy
 from gbactl.kernels.native import core_slots, flush
 from gbactl.models import row_width
-from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
@@ -58,10 +57,10 @@ def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
         collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
     placements = life.placements(collective)
     if boot.incarnation > 0:
-        warm_up(life.computer, dataset, cfg)
+        warm_up(life.compute, cfg)
     coordinator.send(Ready("worker", boot.index))
     life.share_core()
-    worker = life.worker(life.computer, Placements(placements, cfg.home))
+    worker = life.worker(life.compute, Placements(placements, cfg.home))
     try:
         worker.run(cfg.prefetched_batches)
     finally:
@@ -69,11 +68,11 @@ def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
             collective.close()
 
 
-def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> None:
+def warm_up(compute: BatchComputer, cfg: RunConfig) -> None:
     """Compute a gradient of zeros in a successor before it takes batches: the first gradient takes far longer."""
-    schema, count = dataset.schema, cfg.local_batch
+    schema, computer, count = compute.schema, compute.computer, cfg.local_batch
     numeric = np.zeros((count, schema.numeric), np.float32)
-    rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
+    rows = np.zeros((count, schema.fields, compute.width), np.float32)
     raw = [(rows[:, :1].copy(), np.ones((count, 1), np.bool_)) for _ in computer.raw_fields]
     computer.gradient(numeric, np.zeros(count, np.float32), rows, 0, raw)
 
@@ -104,12 +103,12 @@ class WorkerProcess:
     """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends meanwhile."""
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset) -> None:
-        self.boot, self.cfg, self.dataset, self.kernels = boot, boot.cfg, dataset, load()
+        self.boot, self.cfg, self.dataset = boot, boot.cfg, dataset
         cfg = boot.cfg
         self.core_slots, self.codec = core_slots(None), codec_of(cfg.transport.wire_dtype)
         self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
-        self.computer = self._computer()
-        flat, served = self.computer.flat, "servers" in cfg.homes
+        self.compute = BatchComputer(cfg, dataset)
+        flat, served = self.compute.flat, "servers" in cfg.homes
         cuts = dense_cuts(cfg, flat.size)
         sizes = [segment_bytes(cfg, dataset, high - low if served else 0) for low, high in cuts]
         addresses = await_setup(hub, coordinator).servers
@@ -120,19 +119,15 @@ class WorkerProcess:
         servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
         if served and boot.index == 0 and boot.incarnation == 0:
             install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
-        source = MappedBatchSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
-        self.client = WorkerClient(hub, coordinator, servers, boot.index, source)
+        self.client = WorkerClient(hub, coordinator, servers, boot.index, MappedBatchSource(cfg, dataset))
         self.slices = ShardSlices(self.client, cuts)
         if cfg.server_returns:
             self.client.dial = dial
             self.client.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
 
-    def _computer(self) -> GradientComputer:
-        return GradientComputer.of(self.cfg.model, self.dataset, self.cfg.seed, self.cfg.precision)
-
     def placements(self, collective: Any) -> dict[str, DensePlacement]:
         """Make the dense placements of all modes of this run, by holder of the dense parameters."""
-        flat = self.computer.flat
+        flat = self.compute.flat
         if collective is not None:
             collective.on_bytes_sent = self.client.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
@@ -151,7 +146,7 @@ class WorkerProcess:
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, flat = self.cfg, self.computer.flat
+        cfg, flat = self.cfg, self.compute.flat
         block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
@@ -159,7 +154,7 @@ class WorkerProcess:
 
     def _replicated(self, collective: Any) -> ReplicatedDense:
         """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
-        cfg, flat, client = self.cfg, self.computer.flat, self.client
+        cfg, flat, client = self.cfg, self.compute.flat, self.client
         block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
@@ -177,21 +172,18 @@ class WorkerProcess:
         place = self.boot.place
         self.core_slots = core_slots(None if place is None or self.cfg.compute_threads > 1 else CoreAssignment(*place))
 
-    def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
-        """Make a compute loop for the model computation `computer`."""
-        cfg = self.cfg
-        plan = cfg.fault_plan()
+    def worker(self, compute: BatchComputer, dense: Placements) -> WorkerLoop:
+        """Make a compute loop for the model computation `compute`."""
+        plan = self.cfg.fault_plan()
         slowed = plan.slows(self.boot.index)
         delay = WorkerSlowdown(plan, self.boot.index, sleep=self.client.pause) if slowed else None
-        schema, servers = self.dataset.schema, cfg.cluster.servers
-        compute = BatchComputer(computer, self.kernels, schema, row_width(cfg.model), servers, cfg.seed)
         return WorkerLoop(self.client, compute, dense, self.core_slots, delay)
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """Start an additional compute thread on the trainer's replica."""
-        computer = self._computer()
-        made = ComputeThread(computer.flat, thread, trainer)
-        worker = self.worker(computer, Placements({"replicas": made}, "replicas"))
+        compute = BatchComputer(self.cfg, self.dataset)
+        made = ComputeThread(compute.flat, thread, trainer)
+        worker = self.worker(compute, Placements({"replicas": made}, "replicas"))
 
         def assist() -> None:
             _settle(self.cfg)

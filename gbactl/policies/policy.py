@@ -266,11 +266,15 @@ class Policy(ABC):
         """Whether no batch is left to hand out, and none is in flight."""
         return self.exhausted and not self.leases
 
+    def leased_to(self, worker: int) -> dict[int, Grant]:
+        """Grants of a worker whose gradients have not been announced, by batch."""
+        return {batch: grant for batch, (owner, grant) in self.leases.items() if owner == worker}
+
     def lost_worker(self, worker: int) -> list[int]:
         """Remove a failed worker. Returns its leased batches, which are handed out again."""
         self.live.discard(worker)
         self.openings += 1
-        back = sorted(batch for batch, (owner, _) in self.leases.items() if owner == worker)
+        back = sorted(self.leased_to(worker))
         for batch in back:
             del self.leases[batch]
             self.reissue.append(batch)

@@ -151,7 +151,7 @@ class VirtualCluster:
         worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> SharedCompute:
-        return SharedCompute.of(self.cfg, self.dataset)
+        return SharedCompute(self.cfg, self.dataset)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
@@ -175,8 +175,7 @@ class VirtualCluster:
         return Shard(self.compute.shard_spec(self.cfg, shard))
 
     def _workers(self) -> list[VirtualWorker]:
-        cfg = self.cfg
-        source = MappedBatchSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
+        source = MappedBatchSource(self.cfg, self.dataset)
         self.placements = self._placements()
         shared = ClusterShared(self.events, self.cost, self.plan, self.compute, source, self.placements, self.codec)
         workers = [VirtualWorker(index, host, shared) for index, host in enumerate(self.hosts.workers)]
@@ -262,9 +261,9 @@ class ZeroComputeCluster(VirtualCluster):
     """Virtual cluster whose workers compute nothing; simulated time passes as if they did."""
 
     def _compute(self) -> SharedCompute:
-        real = super()._compute()
-        real.flat.keep_gradients(tuple(p.new_zeros(p.shape) for p in real.flat.parameters))
-        return ZeroCompute(real.computer, real.kernels, real.schema, real.width, real.cuts, real.seed)
+        compute = ZeroCompute(self.cfg, self.dataset)
+        compute.flat.keep_gradients(tuple(p.new_zeros(p.shape) for p in compute.flat.parameters))
+        return compute
 
 
 def simulate_timing(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
 from gbactl.collective import connect
 from gbactl.collective.base import ring_item
 from gbactl.collective.fault_tolerant import FaultTolerantCollective
@@ -37,10 +35,8 @@ from gbactl.worker.dense_placement import (
     ReplicatedDense,
     ServedDense,
     ShardSlices,
-    SyncRecovery,
 )
 from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
-from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
     from gbactl.wire.startup_document import StartupDocument
@@ -141,31 +137,15 @@ class WorkerProcess:
         placements: dict[str, DensePlacement] = {"servers": served, "replicas": trainer}
         if "workers" in self.cfg.homes:
             assert collective is not None
-            placements["workers"] = self._replicated(collective)
+            resumed = self.boot.incarnation == 0
+            placements["workers"] = ReplicatedDense(self.cfg, flat, self.slices, collective, resumed)
         return placements
 
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
         cfg, flat = self.cfg, self.compute.flat
-        block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
-        if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-        return block
-
-    def _replicated(self, collective: Any) -> ReplicatedDense:
-        """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
-        cfg, flat, client = self.cfg, self.compute.flat, self.client
-        block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
-        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
-        steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
-        recovery = SyncRecovery(collective, client, flat, block.value, steps) if survives else None
-        placement = ReplicatedDense(
-            flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, recovery, self.codec
-        )
-        if cfg.resume is not None and self.boot.incarnation == 0:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-            placement.restored()
-        return placement
+        resumed = cfg.home == "replicas" and self.boot.incarnation == 0
+        return dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec, resumed)
 
     def share_core(self) -> None:
         """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""

@@ -198,7 +198,7 @@ class VirtualCluster:
         return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
-        """Return a function that makes a trainer's replica, like WorkerProcess._replica (nodes/worker_process.py)."""
+        """Return a function that makes a trainer's replica, like TrainerDense (trainer/hogwild_training.py)."""
         cfg, flat = self.cfg, self.compute.flat
         resume = cfg.resume if cfg.home == "replicas" else None
         state = None if resume is None else dense_state(chain_at(Path(resume)))

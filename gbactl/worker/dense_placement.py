@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gbactl.collective.base import Collective, Vector
-from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.base import Collective, OverlappedGradient, Vector, bucket_edges
 from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.config import RunConfig
 from gbactl.config.shard_specs import dense_block

@@ -84,8 +84,8 @@ class ComparingCluster(VirtualCluster):
     compute: ComparingCompute
 
     def _compute(self) -> SharedCompute:
-        real, cfg, schema = super()._compute(), self.cfg, self.dataset.schema
-        made = ComparingCompute(real.computer, real.kernels, schema, real.width, real.cuts, real.seed)
+        cfg, schema = self.cfg, self.dataset.schema
+        made = ComparingCompute(cfg, self.dataset)
         made.second = GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed))
         made.cluster = self
         return made

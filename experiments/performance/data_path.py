@@ -22,14 +22,14 @@ WARM_UP = 10
 def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> float:
     """Samples per second over day 0, repeated from its start when it ends."""
     from gbactl.data.dataset import open_dataset
-    from gbactl.kernels import load
     from gbactl.launch.hydra_config import compose
     from gbactl.wire.messages import BeginPhase, Granted
     from gbactl.worker.loop import MappedBatchSource
 
-    cfg, dataset = compose(overrides), open_dataset(Path(path))
+    cfg = compose([*overrides, f"train.shuffle={str(shuffle).lower()}", "cluster.servers=1"])
+    dataset = open_dataset(Path(path))
     batch, rows = cfg.local_batch, dataset.splits[0].rows
-    source = MappedBatchSource(dataset, load(), 1, cfg.seed, shuffle)
+    source = MappedBatchSource(cfg, dataset)
     source.begin(BeginPhase(1, True, "async", 0, 0, rows, batch, 0, True, True))
 
     def prepare(i: int) -> None:

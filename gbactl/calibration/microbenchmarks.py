@@ -36,8 +36,8 @@ class SingleProcess:
     """Worker without a cluster, which computes batches of the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset)
-        self.source = MappedBatchSource(dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, False)
+        self.dataset, self.compute = dataset, SharedCompute(cfg, dataset)
+        self.source = MappedBatchSource(replace(cfg, train=replace(cfg.train, shuffle=False)), dataset)
         self.phase = BeginPhase(1, True, cfg.mode.name, 0, 0, dataset.splits[0].rows, 1, 0, True, False)
         self.source.begin(self.phase)
         self._dense = np.empty(self.compute.flat.size, np.float32)

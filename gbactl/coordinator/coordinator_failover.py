@@ -216,9 +216,9 @@ class Failover:
     ) -> list[Grant]:
         """Grants that a worker never received: of its leased batches, and of the last few empty grants."""
         received = set(state.granted)
-        leases = [grant for owner, grant in training.policy.leases.values() if owner == state.worker]
         empty = [command.grant for command in empty_grants if command.worker == state.worker][-MOST_JOINS:]
-        return [grant for grant in (*leases, *empty) if (self.number, grant.batch) not in received]
+        grants = (*training.policy.leased_to(state.worker).values(), *empty)
+        return [grant for grant in grants if (self.number, grant.batch) not in received]
 
     def _unreceived_empty_grants(self, state: WorkerState) -> list[Granted]:
         """Empty grants of the phase before the last standstill that a worker never received.
@@ -286,7 +286,7 @@ class Failover:
 
         It is about to hold the empty grants among `missing`, and `unreceived` more of the phase before."""
         policy, worker = None if training is None else training.policy, state.worker
-        leased = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
+        leased = {} if policy is None else policy.leased_to(worker)
         held = len(leased) + sum(grant.samples == 0 for grant in missing) + unreceived
         empty_grants = self._empty_grants(worker)
         for phase, batch, trains in state.held:

@@ -282,7 +282,7 @@ class ServerRecovery:
         for worker, channel in run.members.channels_of("worker").items():
             pairs = list(abandoned.get(worker, ()))
             if run.training is not None:
-                pairs += [(run.training.number, batch) for batch in run.training.unannounced(worker)]
+                pairs += [(run.training.number, batch) for batch in run.training.policy.leased_to(worker)]
             channel.send(ShardRelocated(shard, address, incarnation, pairs))
         run.members.tell_successors(ShardRelocated(shard, address, incarnation, []))
 

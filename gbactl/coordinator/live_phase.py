@@ -117,10 +117,6 @@ class LivePhase:
         self._refresh_servers()
         return [] if self.phase.slices is None else self.phase.slices.unapplied
 
-    def unannounced(self, worker: int) -> list[int]:
-        """Batches that a worker holds and has not announced."""
-        return [batch for batch, (owner, _) in self.policy.leases.items() if owner == worker]
-
     def serve(self) -> None:
         """Hand batches to the workers that wait for one, as far as the policy allows."""
         if self.policy.openings == self._openings:
@@ -217,7 +213,7 @@ class LivePhase:
     def ignore_worker(self, worker: int) -> list[int]:
         """Ignore a failed worker's messages from now on. Returns the batches that it holds."""
         self._ignored.add(worker)
-        leased = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
+        leased = sorted(self.policy.leased_to(worker))
         for batch in leased:
             self._staged.pop(batch, None)
         self._in_flight.pop(worker, None)  # a successor holds no batch of the phase

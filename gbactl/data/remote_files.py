@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from gbactl.errors import ConfigError, DataError, MissingDependencyError
 
-EXTRAS = ("s3", "gs")
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}  # of gbactl, by the protocol whose driver they install
 _URL = re.compile(r"(\w+::)*[a-z][a-z0-9+.-]+://")
 
 
@@ -55,10 +55,16 @@ class RemoteFile:
             return int(filesystem.size(path) or 0)
 
     def fingerprint(self) -> str:
-        """Hash the properties that the storage reports: size, time, checksum. Raises DataError."""
+        """Return the properties that the storage or archive reports: size, time, checksum. Raises DataError."""
+        from fsspec.archive import AbstractArchiveFileSystem
+
         filesystem, path = _filesystem(self.url)
+        # maybe behind a cache; the key of a file in an archive would be another one in each process
+        archive = isinstance(getattr(filesystem, "fs", filesystem), AbstractArchiveFileSystem)
         with _errors_of(self.url):
-            return str(filesystem.ukey(path))
+            return str(
+                filesystem.info(path) if archive else filesystem.ukey(path)
+            )  # an archive's ukey is never the same
 
 
 SourceFile = Path | RemoteFile
@@ -74,16 +80,28 @@ def _filesystem(url: str) -> tuple[Any, str]:
     """Connect to the storage of a URL; return fsspec's file system and the path in it."""
     import fsspec
 
-    protocol = url.partition("://")[0].rpartition("::")[2]
     try:
         return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
     except ImportError as error:
-        package = f"'gbactl[{protocol}]'" if protocol in EXTRAS else f"what fsspec needs for it ({error})"
-        raise MissingDependencyError(f"{protocol}:// has no driver here; type pip install {package}.") from None
+        protocol = next(filter(_lacks_driver, (link.partition("://")[0] for link in url.split("::"))), url)
+        told = f"type pip install 'gbactl[{EXTRAS[protocol]}]'" if protocol in EXTRAS else f"fsspec says: {error}"
+        raise MissingDependencyError(f"{protocol}:// has no driver here; {told.rstrip('.')}.") from None
     except ValueError as error:
         raise ConfigError(f"{url} cannot be read ({error}); type a path, or s3://, gs:// or hdfs://.") from None
     except Exception as error:  # of the driver: credentials, network
         raise _unreachable(url, error) from None
+
+
+def _lacks_driver(protocol: str) -> bool:
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError:
+        return True
+    except ValueError:  # unknown
+        pass
+    return False
 
 
 @contextmanager
@@ -116,10 +134,7 @@ def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:
             files = [each for each in inside if any(fnmatch.fnmatch(each.rpartition("/")[2], p) for p in patterns)]
     if not files:
         raise DataError(f"{url} has no file that matches; type the URL of a file.")
-    first, chained, rest = url.partition("::")
-    urls = [str(filesystem.unstrip_protocol(each)) for each in files]
-    if chained and "://" in first:  # zip://*.csv::s3://bucket/t.zip
-        urls = [f"{each}::{rest}" for each in urls]
-    elif chained:  # simplecache::s3://bucket/*.csv
-        urls = [f"{url.rpartition('::')[0]}::{each}" for each in urls]
-    return [RemoteFile(each) for each in urls]
+    links = url.split("::")  # simplecache::zip://*.csv::s3://bucket/t.zip: the first link with a path is of the files
+    place = next(i for i, link in enumerate(links) if "://" in link)
+    found = ([*links[:place], str(filesystem.unstrip_protocol(each)), *links[place + 1 :]] for each in files)
+    return [RemoteFile("::".join(each)) for each in found]

@@ -133,16 +133,17 @@ class Replacements:
     def poll(self) -> None:
         """Start another replacement for each replacement that ended before it had joined the run.
 
-        Raises ClusterError for a server whose MOST_TRIES replacements all failed."""
+        Raises ClusterError where the MOST_TRIES replacements of a server, or of the last worker, all failed."""
         for name, tries in list(self._tries.items()):
             child = next((child for child in self.children.running if child.name == name), None)
             if child is None or child.process.poll() is None:
                 continue
             self.children.stop_watching(name)
-            if tries == MOST_TRIES and name[0] == "S":
-                raise ClusterError(f"{name} could not be replaced in {tries} tries; look into {child.log}.")
             if tries == MOST_TRIES:
-                self.say(f"  {name} could not be replaced in {tries} tries; look into {child.log}.")
+                told = f"{name} could not be replaced in {tries} tries; look into {child.log}."
+                if name[0] == "S" or not any(each.name[0] == "W" for each in self.children.running):
+                    raise ClusterError(f"{child.exit_sentence() or ''} {told}".lstrip())
+                self.say(f"  {told}")
                 del self._tries[name]
             else:
                 self._tries[name] = tries + 1

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
 from gbactl.collective import connect
 from gbactl.collective.base import ring_item
 from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.config import RunConfig
-from gbactl.config.shard_specs import dense_block, dense_cuts
+from gbactl.config.shard_specs import dense_cuts
 from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
-from gbactl.kernels import codec_of, load
-from gbactl.kernels.base import aligned_copy
 from gbactl.kernels.native import core_slots, flush
 from gbactl.models import row_width
-from gbactl.models.gradient_computer import GradientComputer
-from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel, Hub
@@ -38,10 +32,8 @@ from gbactl.worker.dense_placement import (
     ReplicatedDense,
     ServedDense,
     ShardSlices,
-    SyncRecovery,
 )
 from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
-from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
     from gbactl.wire.startup_document import StartupDocument
@@ -55,13 +47,14 @@ def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
     life = WorkerProcess(hub, coordinator, boot, dataset)
     if cfg.collects:
         sums = functools.partial(ServerSums, life.client)
-        collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
+        item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
+        collective = collective or connect(boot.incarnation > 0, sums, item)
     placements = life.placements(collective)
     if boot.incarnation > 0:
-        warm_up(life.computer, dataset, cfg)
+        warm_up(life.compute, cfg)
     coordinator.send(Ready("worker", boot.index))
     life.share_core()
-    worker = life.worker(life.computer, Placements(placements, cfg.home))
+    worker = life.worker(life.compute, Placements(placements, cfg.home))
     try:
         worker.run(cfg.prefetched_batches)
     finally:
@@ -69,11 +62,11 @@ def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
             collective.close()
 
 
-def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> None:
+def warm_up(compute: BatchComputer, cfg: RunConfig) -> None:
     """Compute a gradient of zeros in a successor before it takes batches: the first gradient takes far longer."""
-    schema, count = dataset.schema, cfg.local_batch
+    schema, computer, count = compute.schema, compute.computer, cfg.local_batch
     numeric = np.zeros((count, schema.numeric), np.float32)
-    rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
+    rows = np.zeros((count, schema.fields, compute.width), np.float32)
     raw = [(rows[:, :1].copy(), np.ones((count, 1), np.bool_)) for _ in computer.raw_fields]
     computer.gradient(numeric, np.zeros(count, np.float32), rows, 0, raw)
 
@@ -104,12 +97,11 @@ class WorkerProcess:
     """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends meanwhile."""
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset) -> None:
-        self.boot, self.cfg, self.dataset, self.kernels = boot, boot.cfg, dataset, load()
+        self.boot, self.cfg, self.dataset = boot, boot.cfg, dataset
         cfg = boot.cfg
-        self.core_slots, self.codec = core_slots(None), codec_of(cfg.transport.wire_dtype)
-        self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
-        self.computer = self._computer()
-        flat, served = self.computer.flat, "servers" in cfg.homes
+        self.core_slots = core_slots(None)
+        self.compute = BatchComputer(cfg, dataset)
+        flat, served = self.compute.flat, "servers" in cfg.homes
         cuts = dense_cuts(cfg, flat.size)
         sizes = [segment_bytes(cfg, dataset, high - low if served else 0) for low, high in cuts]
         addresses = await_setup(hub, coordinator).servers
@@ -120,19 +112,15 @@ class WorkerProcess:
         servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
         if served and boot.index == 0 and boot.incarnation == 0:
             install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
-        source = MappedBatchSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
-        self.client = WorkerClient(hub, coordinator, servers, boot.index, source)
+        self.client = WorkerClient(hub, coordinator, servers, boot.index, MappedBatchSource(cfg, dataset))
         self.slices = ShardSlices(self.client, cuts)
         if cfg.server_returns:
             self.client.dial = dial
             self.client.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
 
-    def _computer(self) -> GradientComputer:
-        return GradientComputer.of(self.cfg.model, self.dataset, self.cfg.seed, self.cfg.precision)
-
     def placements(self, collective: Any) -> dict[str, DensePlacement]:
         """Make the dense placements of all modes of this run, by holder of the dense parameters."""
-        flat = self.computer.flat
+        cfg, flat, first = self.cfg, self.compute.flat, self.boot.incarnation == 0
         if collective is not None:
             collective.on_bytes_sent = self.client.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
@@ -140,58 +128,32 @@ class WorkerProcess:
             self.client.coordinator_handlers[RingBroken] = lambda _: collective.fall_back()
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(
-            flat, self.slices, served, self._replica, collective, lambda thread: self.compute_thread(thread, trainer),
-            self.codec, self.ring_item,
+            cfg, flat, self.slices, served, collective, lambda thread: self.compute_thread(thread, trainer),
+            resumed=first and cfg.home == "replicas",
         )  # fmt: skip
         placements: dict[str, DensePlacement] = {"servers": served, "replicas": trainer}
-        if "workers" in self.cfg.homes:
+        if "workers" in cfg.homes:
             assert collective is not None
-            placements["workers"] = self._replicated(collective)
+            placements["workers"] = ReplicatedDense(cfg, flat, self.slices, collective, resumed=first)
         return placements
-
-    def _replica(self) -> DenseBlock:
-        """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, flat = self.cfg, self.computer.flat
-        block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
-        if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-        return block
-
-    def _replicated(self, collective: Any) -> ReplicatedDense:
-        """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
-        cfg, flat, client = self.cfg, self.computer.flat, self.client
-        block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
-        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
-        steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
-        recovery = SyncRecovery(collective, client, flat, block.value, steps) if survives else None
-        placement = ReplicatedDense(
-            flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, recovery, self.codec
-        )
-        if cfg.resume is not None and self.boot.incarnation == 0:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-            placement.restored()
-        return placement
 
     def share_core(self) -> None:
         """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""
         place = self.boot.place
         self.core_slots = core_slots(None if place is None or self.cfg.compute_threads > 1 else CoreAssignment(*place))
 
-    def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
-        """Make a compute loop for the model computation `computer`."""
-        cfg = self.cfg
-        plan = cfg.fault_plan()
+    def worker(self, compute: BatchComputer, dense: Placements) -> WorkerLoop:
+        """Make a compute loop for the model computation `compute`."""
+        plan = self.cfg.fault_plan()
         slowed = plan.slows(self.boot.index)
         delay = WorkerSlowdown(plan, self.boot.index, sleep=self.client.pause) if slowed else None
-        schema, servers = self.dataset.schema, cfg.cluster.servers
-        compute = BatchComputer(computer, self.kernels, schema, row_width(cfg.model), servers, cfg.seed)
         return WorkerLoop(self.client, compute, dense, self.core_slots, delay)
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """Start an additional compute thread on the trainer's replica."""
-        computer = self._computer()
-        made = ComputeThread(computer.flat, thread, trainer)
-        worker = self.worker(computer, Placements({"replicas": made}, "replicas"))
+        compute = BatchComputer(self.cfg, self.dataset)
+        made = ComputeThread(compute.flat, thread, trainer)
+        worker = self.worker(compute, Placements({"replicas": made}, "replicas"))
 
         def assist() -> None:
             _settle(self.cfg)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from gbactl.checked_dataclasses import python_number
 from gbactl.conf_catalogue import option_files
 from gbactl.configured_classes import found_class
 from gbactl.errors import AccountingError, require
@@ -265,11 +266,15 @@ class Policy(ABC):
         """Whether no batch is left to hand out, and none is in flight."""
         return self.exhausted and not self.leases
 
+    def leased_to(self, worker: int) -> dict[int, Grant]:
+        """Grants of a worker whose gradients have not been announced, by batch."""
+        return {batch: grant for batch, (owner, grant) in self.leases.items() if owner == worker}
+
     def lost_worker(self, worker: int) -> list[int]:
         """Remove a failed worker. Returns its leased batches, which are handed out again."""
         self.live.discard(worker)
         self.openings += 1
-        back = sorted(batch for batch, (owner, _) in self.leases.items() if owner == worker)
+        back = sorted(self.leased_to(worker))
         for batch in back:
             del self.leases[batch]
             self.reissue.append(batch)
@@ -311,6 +316,10 @@ class Policy(ABC):
         return grant
 
     def _emit(self, step: Step) -> Step:
+        """Count a step, and return it with weights of Python, which a user's policy may have made of NumPy's."""
+        if type(step.divisor) is not float or any([type(m.weight) is not float for m in step.members]):
+            members = tuple(replace(m, weight=python_number(m.weight)) for m in step.members)
+            step = replace(step, members=members, divisor=python_number(step.divisor))
         self.ledger.count_step(step)
         self.step += 1
         return step

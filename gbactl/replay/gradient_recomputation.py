@@ -37,9 +37,9 @@ class GradientRecomputer:
     """Computation of the same gradients as the run's workers computed."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute.of(cfg, dataset)
+        self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute(cfg, dataset)
         self.flat, self.width, self.held = self.model.flat, self.model.width, self.model.held
-        self.source = MappedBatchSource(dataset, self.model.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
+        self.source = MappedBatchSource(cfg, dataset)
         self.codec = codec_of(cfg.transport.wire_dtype)
 
     def shards(self) -> list[Shard]:

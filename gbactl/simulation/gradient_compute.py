@@ -11,13 +11,10 @@ from typing import Any
 
 from gbactl.config import RunConfig
 from gbactl.config.shard_specs import dense_cuts, shard_spec
-from gbactl.data.dataset import Dataset, Schema
-from gbactl.kernels import load
-from gbactl.kernels.base import Floats, Kernels
-from gbactl.models import row_width
-from gbactl.models.gradient_computer import GradientComputer
+from gbactl.data.dataset import Dataset
+from gbactl.kernels.base import Floats
 from gbactl.simulation.server import PullAnswer
-from gbactl.store.dense import Cut, nonempty_slices
+from gbactl.store.dense import nonempty_slices
 from gbactl.store.shard import ShardSpec
 from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.messages import Rows
@@ -42,18 +39,11 @@ class SharedCompute(BatchComputer):
 
     `cuts`: the servers' slices of the dense vector, which are loaded where the servers hold it."""
 
-    def __init__(
-        self, computer: GradientComputer, kernels: Kernels, schema: Schema, width: int, cuts: list[Cut], seed: int
-    ) -> None:
-        super().__init__(computer, kernels, schema, width, len(cuts), seed)
-        self.cuts, self.held = cuts, nonempty_slices(cuts)
+    def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
+        super().__init__(cfg, dataset)
+        self.cuts = dense_cuts(cfg, self.flat.size)
+        self.held = nonempty_slices(self.cuts)
         self._loaded: list[Any] = [None] * self.servers
-
-    @classmethod
-    def of(cls, cfg: RunConfig, dataset: Dataset) -> SharedCompute:
-        """Build a run's model with its initial parameters."""
-        computer, width = GradientComputer.of(cfg.model, dataset, cfg.seed, cfg.precision), row_width(cfg.model)
-        return cls(computer, load(), dataset.schema, width, dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def shard_spec(self, cfg: RunConfig, shard: int) -> ShardSpec:
         """Return the specification of a server's shard, with its slice of the initial dense vector."""

@@ -151,7 +151,7 @@ class VirtualCluster:
         worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> SharedCompute:
-        return SharedCompute.of(self.cfg, self.dataset)
+        return SharedCompute(self.cfg, self.dataset)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
@@ -175,8 +175,7 @@ class VirtualCluster:
         return Shard(self.compute.shard_spec(self.cfg, shard))
 
     def _workers(self) -> list[VirtualWorker]:
-        cfg = self.cfg
-        source = MappedBatchSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
+        source = MappedBatchSource(self.cfg, self.dataset)
         self.placements = self._placements()
         shared = ClusterShared(self.events, self.cost, self.plan, self.compute, source, self.placements, self.codec)
         workers = [VirtualWorker(index, host, shared) for index, host in enumerate(self.hosts.workers)]
@@ -185,18 +184,11 @@ class VirtualCluster:
         return workers
 
     def _placements(self) -> Placements:
-        cfg, flat = self.cfg, self.compute.flat
+        cfg = self.cfg
         trainers = TrainerDense(self.compute, self._replicas(), RingRounds(self._ring(1, TICK)))
         placements: dict[str, DensePlacement] = {"replicas": trainers, "servers": ServedDense(self.compute)}
         if "workers" in cfg.homes:
-            block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
-            if cfg.resume is not None:
-                load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-                flat.load(block.value.copy())
-            ring = self._ring(cfg.collective.buckets)
-            placements["workers"] = ReplicatedDense(
-                self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every, self.codec
-            )
+            placements["workers"] = ReplicatedDense(cfg, self.compute, self._ring(cfg.collective.buckets))
         return Placements(placements, cfg.home)
 
     def _ring(self, buckets: int, least: float = 0.0) -> SimulatedRing:
@@ -206,7 +198,7 @@ class VirtualCluster:
         return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
-        """Return a function that makes a trainer's replica, like WorkerProcess._replica (nodes/worker_process.py)."""
+        """Return a function that makes a trainer's replica, like TrainerDense (trainer/hogwild_training.py)."""
         cfg, flat = self.cfg, self.compute.flat
         resume = cfg.resume if cfg.home == "replicas" else None
         state = None if resume is None else dense_state(chain_at(Path(resume)))
@@ -262,9 +254,9 @@ class ZeroComputeCluster(VirtualCluster):
     """Virtual cluster whose workers compute nothing; simulated time passes as if they did."""
 
     def _compute(self) -> SharedCompute:
-        real = super()._compute()
-        real.flat.keep_gradients(tuple(p.new_zeros(p.shape) for p in real.flat.parameters))
-        return ZeroCompute(real.computer, real.kernels, real.schema, real.width, real.cuts, real.seed)
+        compute = ZeroCompute(self.cfg, self.dataset)
+        compute.flat.keep_gradients(tuple(p.new_zeros(p.shape) for p in compute.flat.parameters))
+        return compute
 
 
 def simulate_timing(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:

@@ -26,10 +26,8 @@ def mode_id(mode: str) -> float | None:
 
 def legend() -> str:
     """Describe which number stands for which mode in the metric `mode_id`."""
-    numbered = sorted(
-        (number, mode) for mode in names() if (number := vars(policy_class(mode)).get("number")) is not None
-    )
-    return ", ".join(f"{number} {mode}" for number, mode in numbered)
+    numbered = sorted((number, mode) for mode in names() if (number := mode_id(mode)) is not None)
+    return ", ".join(f"{number:g} {mode}" for number, mode in numbered)
 
 
 def switched(modes: str, to: str, point: str, fresh: bool = False) -> str:

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.remaining_samples import Ranges, decode_ranges, ranges_within
+from gbactl.config import RunConfig
 from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
-from gbactl.data.dataset import Batch, Dataset, Schema, Split, permuted
+from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
-from gbactl.kernels.base import DistinctRows, Floats, Kernels
+from gbactl.kernels import load
+from gbactl.kernels.base import DistinctRows, Floats
+from gbactl.models import row_width
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.models.pooling import ListPooling, RawField, distinct_rows
 from gbactl.wire.messages import (
@@ -61,9 +64,8 @@ def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
 class MappedBatchSource:
     """Source of batches from mapped data, shuffled by (seed, epoch, split) if configured; deduplicates ids."""
 
-    def __init__(self, dataset: Dataset, kernels: Kernels, servers: int, seed: int, shuffle: bool) -> None:
-        self.dataset, self.kernels, self.servers = dataset, kernels, servers
-        self.seed, self.shuffle = seed, shuffle
+    def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
+        self.cfg, self.dataset, self.kernels = cfg, dataset, load()
         self.phase: BeginPhase | None = None
         self.split: Split | None = None
         self._ranges: Ranges = ()
@@ -75,27 +77,28 @@ class MappedBatchSource:
     def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
         assert self.phase is not None and self.split is not None
         where = ranges_within(self._ranges, grant.start, grant.samples) or [(0, 0)]
-        if self.shuffle and self.phase.training:
-            key = key_of(self.seed, self.phase.epoch, self.phase.split)
+        if self.cfg.train.shuffle and self.phase.training:
+            key = key_of(self.cfg.seed, self.phase.epoch, self.phase.split)
             found = [permuted(low, high, self.split.rows, key) for low, high in where]
             batch = self.split.take(found[0] if len(found) == 1 else np.concatenate(found))
         elif len(where) == 1:
             batch = self.split.slice(*where[0])
         else:
             batch = self.split.take(np.concatenate([np.arange(low, high) for low, high in where]))
-        return batch, distinct_rows(self.kernels, batch, self.dataset.schema, self.servers)
+        return batch, distinct_rows(self.kernels, batch, self.dataset.schema, self.cfg.cluster.servers)
 
 
 class BatchComputer:
-    """Gradient and predictions of a batch from the rows of `width` floats that were pulled for it from each server."""
+    """Run's model with its initial parameters, which computes gradients and predictions of batches.
 
-    def __init__(
-        self, computer: GradientComputer, kernels: Kernels, schema: Schema, width: int, servers: int, seed: int
-    ) -> None:
-        self.computer, self.flat, self.schema = computer, computer.flat, schema
-        self.kernels, self.width, self.servers, self.seed = kernels, width, servers, seed
-        self._rows = np.empty((0, width), np.float32)
-        self._emb = np.empty((0, width), np.float32)
+    It takes the rows of `width` floats that were pulled for a batch from each server."""
+
+    def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
+        self.computer = GradientComputer.of(cfg.model, dataset, cfg.seed, cfg.precision)
+        self.flat, self.schema, self.kernels = self.computer.flat, dataset.schema, load()
+        self.width, self.servers, self.seed = row_width(cfg.model), cfg.cluster.servers, cfg.seed
+        self._rows = np.empty((0, self.width), np.float32)
+        self._emb = np.empty((0, self.width), np.float32)
         self._lists: ListPooling | None = None  # of the batch whose rows were gathered last
         self._raw: list[RawField] = []  # of this batch
 

@@ -180,6 +180,7 @@ def test_a_killed_run_of_theirs_is_resumed_where_the_package_is_named(own: Launc
 
 LATE = """
 import torch
+from gbactl.policies.async_bsp import AsyncPolicy
 
 class Model(torch.nn.Module):
     seen = 0
@@ -193,18 +194,34 @@ class Model(torch.nn.Module):
         if self.seen > 20:
             raise ValueError("no more")
         return self.last(fields.flatten(1))[:, 0]
+
+class Mode(AsyncPolicy):
+    def take(self, worker):
+        if self.step > 20:
+            raise ValueError("no more")
+        return super().take(worker)
 """
 
 
-@pytest.mark.parametrize("cluster", ["virtual", slow("local")])
-def test_a_model_that_fails_in_training_ends_the_run_with_its_cause(launcher: Launcher, cluster: str) -> None:
+@pytest.mark.parametrize(
+    ("cluster", "node", "part", "line"),
+    [
+        ("virtual", "", "model.target=late_parts.Model", 15),
+        slow("local", "W", "model.target=late_parts.Model", 15),
+        slow("local", "C", "mode.target=late_parts.Mode", 21),  # the coordinator could be replaced, if it were killed
+    ],
+)
+def test_a_part_that_fails_in_training_ends_the_run_with_its_cause(
+    launcher: Launcher, cluster: str, node: str, part: str, line: int
+) -> None:
     (launcher.cwd / "late_parts.py").write_text(LATE)
     launcher.environment["PYTHONPATH"] += f"{os.pathsep}{launcher.cwd}"
-    arguments = ("experiment=smoke", "mode=gba", "model.target=late_parts.Model", "data.rows_per_day=20000", UNTRACKED)
-    told = said(launcher, "train", f"cluster={cluster}", *arguments, code=1).splitlines()[-1]
-    start, end = (r"W\d \(pid \d+\) failed: ", " Logs: .*") if cluster == "local" else ("", "")
-    cause = rf"\(ValueError: no more, in {launcher.cwd}/late_parts\.py:14\)\."
-    assert re.fullmatch(f"gbactl: {start}model.target=late_parts.Model fails {cause}{end}", told)
+    data = ("experiment=smoke", "data.rows_per_day=20000", "checkpoint=full", "checkpoint.interval_steps=5", UNTRACKED)
+    told = said(launcher, "train", f"cluster={cluster}", "mode=async", part, *data, code=1)
+    start, end = (rf"{node}\d* \(pid \d+\) failed: ", " Logs: .*") if node else ("", "")
+    cause = rf"\(ValueError: no more, in {launcher.cwd}/late_parts\.py:{line}\)\."
+    assert re.fullmatch(f"gbactl: {start}{part} fails {cause}{end}", told.splitlines()[-1])
+    assert "C is gone" not in told
     [result] = launcher.cwd.glob("runs/*/result.json")
     assert "(ValueError: no more" in json.loads(result.read_text())["error"]
 

@@ -99,7 +99,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     cluster.lose("server", 1)
     assert core.on_server_lost(1) and not run.can_save
     assert cluster.out == [("log", {"shard": 1, "state": "lost"}), ("launcher", "lost", "S1")]
-    assert training.unannounced(0) == [0], "its slice has to come to the next server, too"
+    assert list(training.policy.leased_to(0)) == [0], "its slice has to come to the next server, too"
     cluster.out.clear()
     channel = cast(Any, Channel(Peer("server", 1, 1), cluster.out))
     run.members.hello(channel, Hello("server", 1, "over there"))

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from fsspec.registry import known_implementations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
 from gbactl.data.dataset import ARRAYS, DAYS_BY_ROWS, Batch, Dataset, ListField, Split, open_dataset
 from gbactl.data.readers.table import Table
+from gbactl.data.remote_files import _filesystem
 from gbactl.data.table_files import TextForm, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError, GbactlError, MissingDependencyError
@@ -583,9 +585,17 @@ def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, s
     assert one.rows == 120
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as packed:
         packed.write(local, f"inside.{form}")
-    for chain in (f"simplecache::memory://tables/{form}/day_0*", f"zip://*.{form}::file://{tmp_path}/t.zip"):
+    for chain in (
+        f"simplecache::memory://tables/{form}/day_0*",
+        f"zip://*.{form}::file://{tmp_path}/t.zip",
+        f"zip://*.{form}::simplecache::file://{tmp_path}/t.zip",
+        f"simplecache::zip://*.{form}::file://{tmp_path}/t.zip",
+    ):
         through = load(name="table", path=chain, schema=schema)
         assert (through.path / "ids.npy").read_bytes() == (one.path / "ids.npy").read_bytes()
+        for forget in (_filesystem.cache_clear, fsspec.get_filesystem_class("zip").clear_instance_cache):
+            forget()  # as another process begins
+        assert data_fingerprint({"name": "table", "path": chain, "schema": schema}) == through.fingerprint
 
 
 def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], list[str]], tmp_path: Path) -> None:
@@ -608,13 +618,27 @@ def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], l
             MissingDependencyError,
             r"^s3:// has no driver here; type pip install 'gbactl\[s3\]'\.",
         ),
+        (
+            "zip://*.csv::simplecache::s3://bucket/t.zip",
+            MissingDependencyError,
+            r"^s3:// has no driver here; type pip install 'gbactl\[s3\]'\.$",
+        ),
+        (
+            "zip://t.csv::absent://bucket/t.zip",
+            MissingDependencyError,
+            r"^absent:// has no driver here; fsspec says: Install absentfs for it\.$",
+        ),
         ("memory://nowhere/t.csv", DataError, "memory://nowhere/t.csv does not exist"),
         ("memory://nowhere/*.csv", DataError, "has no file that matches"),
     ],
 )
-def test_urls_that_cannot_be_read(url: str, kind: type[GbactlError], message: str, load: Load, schema: str) -> None:
+def test_urls_that_cannot_be_read(
+    url: str, kind: type[GbactlError], message: str, load: Load, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "s3:" in url and "s3fs" in fsspec.registry:
         pytest.skip("s3fs is installed")
+    lacking = {"class": "absentfs.AbsentFileSystem", "err": "Install absentfs for it."}
+    monkeypatch.setitem(known_implementations, "absent", lacking)
     with pytest.raises(kind, match=message):
         load(name="table", path=url, schema=schema)
 

@@ -12,6 +12,7 @@ import math
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gbactl.errors import ConfigError, require
@@ -126,6 +127,11 @@ def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) 
         raise ConfigError(f"{problem} {did_you_mean(str(value), words)}".rstrip())
     example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
     raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
+
+
+def python_number(value: Any) -> Any:
+    """Convert a real number, such as NumPy's float32, to a float; return an int, or what is no number, as it is."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:

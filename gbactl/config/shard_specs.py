@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
 from gbactl.config import RunConfig
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
@@ -16,9 +19,14 @@ def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
     return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
 
 
-def dense_block(cfg: RunConfig, value: Floats, spec: DenseSpec) -> DenseBlock:
-    """Make the whole dense vector `value` float32[n], which is held, with the configured optimizer."""
-    return DenseBlock(value, spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
+def dense_block(cfg: RunConfig, value: Floats, spec: DenseSpec, resumed: bool = False) -> DenseBlock:
+    """Make the whole dense vector `value` float32[n], which is held, with the configured optimizer.
+
+    `resumed`: as in the checkpoint that the run resumes from, if any. Raises CheckpointError if it does not fit."""
+    block = DenseBlock(value, spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
+    if resumed and cfg.resume is not None:
+        load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+    return block
 
 
 def shard_spec(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:

@@ -441,7 +441,7 @@ class Checkpointing:
     def go_back(self, position: JobPosition) -> None:
         """Set the job's position to that of the newest checkpoint, after every node was restored from it.
 
-        Clock and mode do not go back. No checkpoint may be in progress (see settle)."""
+        Clock and mode do not go back. No checkpoint may be in progress (see finish_or_abandon)."""
         self.run.record.restore(position)
         self.run.record.modes = position.modes_with(self.run.current.mode.name)
         self.restored_position, self.run.step, self._base = position, position.step, None

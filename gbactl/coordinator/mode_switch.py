@@ -23,7 +23,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_summary import checksums
-from gbactl.errors import ClusterError, ConfigError
+from gbactl.errors import ClusterError, GbactlError
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch
 from gbactl.switching.switch_descriptions import switched
@@ -372,7 +372,7 @@ class ModeSwitch:
         request = {"id": fields.get("id", BY_AUTO)}
         try:
             cfg = switched_config(self.run.cfg, self.run.current, fields.get("mode"))
-        except ConfigError as error:
+        except GbactlError as error:
             self.run.send_event("switch", {**request, "state": "refused", "why": str(error)})
             return
         report = {**request, "from": self.run.current.mode.name, "to": cfg.mode.name}

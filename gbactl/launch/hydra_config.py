@@ -329,10 +329,18 @@ def _opened(arguments: Sequence[str]) -> list[str]:
 
 
 def _has_foreign_target(group: str, arguments: Sequence[str]) -> bool:
-    """Return whether the command line chooses a class of the user's for a group, by a target or by an option."""
-    chosen = [word for text in arguments if text.startswith(f"{group}=") for word in text.partition("=")[2].split(",")]
-    own = (word.isidentifier() and configured_classes.builtin_target(group, word) is None for word in chosen)
-    return any(own) or any(text.startswith(f"{group}.target=") for text in arguments)
+    """Return whether the command line chooses a class of the user's for a group, by a target or by an option.
+
+    An experiment of the user's may choose one."""
+    options, experiments = (_typed(each, arguments) for each in (group, "experiment"))
+    own = any(word.isidentifier() and configured_classes.builtin_target(group, word) is None for word in options)
+    own |= any(not (conf_dir() / "experiment" / f"{word}.yaml").is_file() for word in experiments)
+    return own or any(text.startswith(f"{group}.target=") for text in arguments)
+
+
+def _typed(group: str, arguments: Sequence[str]) -> list[str]:
+    """List the options of a group that the command line chooses, one or those of a sweep."""
+    return [word for text in arguments if text.startswith(f"{group}=") for word in text.partition("=")[2].split(",")]
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:

@@ -128,6 +128,16 @@ def option_hints(name: str) -> dict[str, Any]:
     return {each.name: each.annotation for each in _parameters(kind, annotated=True)}
 
 
+def warning_of_any_options(cfg: ModelConfig, kind: type[Any]) -> str:
+    """Return a warning of options that a constructor takes as **arguments, which may be misspelt; "" without such."""
+    own = [each.name for each in _parameters(kind)]
+    if not (taken := [name for name in cfg.options if name not in own]):
+        return ""
+    keys, meant = ", ".join(f"model.{name}" for name in taken), did_you_mean(taken[0], own)
+    told = f"model.target={cfg.target} takes {keys} as **arguments, so that a misspelt key is not noticed."
+    return f"{told} {meant}".rstrip()
+
+
 def _parameters(kind: type[Any], annotated: bool = False) -> list[inspect.Parameter]:
     """List a constructor's parameters, with its base's parameters in place of the **arguments that it passes on.
 

@@ -24,7 +24,7 @@ from gbactl.data.dataset import Batch, Dataset, Schema
 from gbactl.errors import GbactlError, require
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats
-from gbactl.models import ModelConfig, build, dimension_mask, row_width
+from gbactl.models import ModelConfig, build, dimension_mask, row_width, warning_of_any_options
 from gbactl.models.gradient_computer import GradientComputer, raw_tensors
 from gbactl.models.pooling import ListPooling, RawField
 
@@ -70,7 +70,8 @@ def dry_run(cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> Fi
         for count in (len(batch), 1):
             lists = [_head(each, count) for each in raw]
             doubt = _check_batch(cfg, computer, batch.numeric[:count], rows[:count], lists)
-        return Findings(_obstacle(cfg, computer, batch, rows, raw), doubt)
+        doubts = filter(None, (doubt, warning_of_any_options(cfg, type(model))))
+        return Findings(_obstacle(cfg, computer, batch, rows, raw), " ".join(doubts))
 
 
 def _check_raw_fields(cfg: ModelConfig, asked: Sequence[int], schema: Schema) -> None:

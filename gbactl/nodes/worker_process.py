@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
 from gbactl.collective import connect
 from gbactl.collective.base import ring_item
 from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.config import RunConfig
-from gbactl.config.shard_specs import dense_block, dense_cuts
+from gbactl.config.shard_specs import dense_cuts
 from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
-from gbactl.kernels import codec_of
-from gbactl.kernels.base import aligned_copy
 from gbactl.kernels.native import core_slots, flush
 from gbactl.models import row_width
-from gbactl.store.dense import DenseBlock
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel, Hub
@@ -37,10 +32,8 @@ from gbactl.worker.dense_placement import (
     ReplicatedDense,
     ServedDense,
     ShardSlices,
-    SyncRecovery,
 )
 from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
-from gbactl.worker.worker_core import ReplicatedSteps
 
 if TYPE_CHECKING:
     from gbactl.wire.startup_document import StartupDocument
@@ -54,7 +47,8 @@ def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
     life = WorkerProcess(hub, coordinator, boot, dataset)
     if cfg.collects:
         sums = functools.partial(ServerSums, life.client)
-        collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
+        item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
+        collective = collective or connect(boot.incarnation > 0, sums, item)
     placements = life.placements(collective)
     if boot.incarnation > 0:
         warm_up(life.compute, cfg)
@@ -105,8 +99,7 @@ class WorkerProcess:
     def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset = boot, boot.cfg, dataset
         cfg = boot.cfg
-        self.core_slots, self.codec = core_slots(None), codec_of(cfg.transport.wire_dtype)
-        self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
+        self.core_slots = core_slots(None)
         self.compute = BatchComputer(cfg, dataset)
         flat, served = self.compute.flat, "servers" in cfg.homes
         cuts = dense_cuts(cfg, flat.size)
@@ -127,7 +120,7 @@ class WorkerProcess:
 
     def placements(self, collective: Any) -> dict[str, DensePlacement]:
         """Make the dense placements of all modes of this run, by holder of the dense parameters."""
-        flat = self.compute.flat
+        cfg, flat, first = self.cfg, self.compute.flat, self.boot.incarnation == 0
         if collective is not None:
             collective.on_bytes_sent = self.client.hub.traffic.count_all_reduce
         if isinstance(collective, FaultTolerantCollective):
@@ -135,37 +128,14 @@ class WorkerProcess:
             self.client.coordinator_handlers[RingBroken] = lambda _: collective.fall_back()
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(
-            flat, self.slices, served, self._replica, collective, lambda thread: self.compute_thread(thread, trainer),
-            self.codec, self.ring_item,
+            cfg, flat, self.slices, served, collective, lambda thread: self.compute_thread(thread, trainer),
+            resumed=first and cfg.home == "replicas",
         )  # fmt: skip
         placements: dict[str, DensePlacement] = {"servers": served, "replicas": trainer}
-        if "workers" in self.cfg.homes:
+        if "workers" in cfg.homes:
             assert collective is not None
-            placements["workers"] = self._replicated(collective)
+            placements["workers"] = ReplicatedDense(cfg, flat, self.slices, collective, resumed=first)
         return placements
-
-    def _replica(self) -> DenseBlock:
-        """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
-        cfg, flat = self.cfg, self.compute.flat
-        block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
-        if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-        return block
-
-    def _replicated(self, collective: Any) -> ReplicatedDense:
-        """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
-        cfg, flat, client = self.cfg, self.compute.flat, self.client
-        block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
-        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
-        steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
-        recovery = SyncRecovery(collective, client, flat, block.value, steps) if survives else None
-        placement = ReplicatedDense(
-            flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, recovery, self.codec
-        )
-        if cfg.resume is not None and self.boot.incarnation == 0:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-            placement.restored()
-        return placement
 
     def share_core(self) -> None:
         """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""

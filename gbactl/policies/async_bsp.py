@@ -90,7 +90,7 @@ class BufferedPolicy(Policy):
         if waiting:
             self._pull(waiting.pop(0))
         share = grant.samples / self.phase.local_batch
-        rows = tuple(factor * share for factor in self.row_factors(staleness))
+        rows = tuple(float(factor) * share for factor in self.row_factors(staleness))
         self.buffer.append(Member(batch, worker, self.factor(staleness) * share, grant.samples, staleness, rows))
         return [self._close()] if len(self.buffer) == self.size else []
 

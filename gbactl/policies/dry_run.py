@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from gbactl.checked_dataclasses import python_number
 from gbactl.configured_classes import own_code_error
 from gbactl.errors import GbactlError, require
 from gbactl.policies.async_bsp import BufferedPolicy
@@ -53,7 +54,8 @@ def _check_buffer(what: str, policy: BufferedPolicy) -> None:
 
 def _weighs(value: Any) -> bool:
     """Whether a value can be a weight: a number of Python's or NumPy's that is finite and not negative."""
-    return isinstance(value, int | float) and 0 <= value < float("inf")
+    number = python_number(value)
+    return isinstance(number, int | float) and 0 <= number < float("inf")
 
 
 class _Workers:

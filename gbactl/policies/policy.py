@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from gbactl.checked_dataclasses import python_number
 from gbactl.conf_catalogue import option_files
 from gbactl.configured_classes import found_class
 from gbactl.errors import AccountingError, require
@@ -315,6 +316,10 @@ class Policy(ABC):
         return grant
 
     def _emit(self, step: Step) -> Step:
+        """Count a step, and return it with weights of Python, which a user's policy may have made of NumPy's."""
+        if type(step.divisor) is not float or any([type(m.weight) is not float for m in step.members]):
+            members = tuple(replace(m, weight=python_number(m.weight)) for m in step.members)
+            step = replace(step, members=members, divisor=python_number(step.divisor))
         self.ledger.count_step(step)
         self.step += 1
         return step

@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.config import RunConfig
+from gbactl.config.shard_specs import dense_block
 from gbactl.hashes_and_random_numbers import digest
+from gbactl.kernels import codec_of
 from gbactl.kernels.base import Floats
-from gbactl.kernels.half_precision import Codec, round_here
+from gbactl.kernels.half_precision import round_here
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import RingRounds, SimulatedRing
 from gbactl.simulation.replica_trainer import VirtualTrainer
@@ -137,16 +140,16 @@ class ReplicatedDense(DensePlacement):
     Failed workers are not waited for: others are dealt their batches, as by SyncRecovery (worker/dense_placement.py).
     `members`: workers that take part."""
 
-    def __init__(
-        self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int,
-        codec: Codec | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, cfg: RunConfig, compute: SharedCompute, ring: SimulatedRing) -> None:
         super().__init__(compute)
-        self.block = block
-        self.ring, self.norms_every, self.codec = ring, norms_every, codec
-        self._sum, self.steps = OrderedSum(self.flat.size), ReplicatedSteps(global_batch)
+        flat = compute.flat
+        self.block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec, resumed=True)
+        flat.load(self.block.value.copy())
+        self.ring, self.norms_every = ring, cfg.train.norms_every
+        self.codec = codec_of(cfg.transport.wire_dtype)
+        self._sum, self.steps = OrderedSum(flat.size), ReplicatedSteps(cfg.train.global_batch)
         self.members = set(range(len(ring.hosts)))
-        self._previous = block.value.copy()  # parameters before the last step
+        self._previous = self.block.value.copy()  # parameters before the last step
         self._parts, self._stepping = 0, False
         self._outdated = False  # whether the servers have a newer dense state
         self._recomputed: set[int] = set()

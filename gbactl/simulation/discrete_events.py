@@ -97,9 +97,6 @@ class SharedCores:
         self._sequence = self._generation = 0
         self._planned, self._planned_rate = -1, 0.0  # job whose end is scheduled, and the rate assumed
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     def run(self, seconds: float, done: Done, *args: Any) -> None:
         """Run a job of `seconds` of core time, then call `done`."""
         if not seconds >= 0:

@@ -121,10 +121,7 @@ class _Passing:
             self.wire.events.schedule_at(self.arrival, self._deliver)
 
     def _enter(self) -> None:
-        self.wire.entering.submit(self._transfer_seconds, self._received)
-
-    def _transfer_seconds(self) -> float:
-        return self.seconds
+        self.wire.entering.submit(lambda: self.seconds, self._received)
 
     def _received(self) -> None:
         self.through = self.arrival > self.wire.events.now

@@ -184,18 +184,11 @@ class VirtualCluster:
         return workers
 
     def _placements(self) -> Placements:
-        cfg, flat = self.cfg, self.compute.flat
+        cfg = self.cfg
         trainers = TrainerDense(self.compute, self._replicas(), RingRounds(self._ring(1, TICK)))
         placements: dict[str, DensePlacement] = {"replicas": trainers, "servers": ServedDense(self.compute)}
         if "workers" in cfg.homes:
-            block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec)
-            if cfg.resume is not None:
-                load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-                flat.load(block.value.copy())
-            ring = self._ring(cfg.collective.buckets)
-            placements["workers"] = ReplicatedDense(
-                self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every, self.codec
-            )
+            placements["workers"] = ReplicatedDense(cfg, self.compute, self._ring(cfg.collective.buckets))
         return Placements(placements, cfg.home)
 
     def _ring(self, buckets: int, least: float = 0.0) -> SimulatedRing:
@@ -205,7 +198,7 @@ class VirtualCluster:
         return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
-        """Return a function that makes a trainer's replica, like WorkerProcess._replica (nodes/worker_process.py)."""
+        """Return a function that makes a trainer's replica, like TrainerDense (trainer/hogwild_training.py)."""
         cfg, flat = self.cfg, self.compute.flat
         resume = cfg.resume if cfg.home == "replicas" else None
         state = None if resume is None else dense_state(chain_at(Path(resume)))

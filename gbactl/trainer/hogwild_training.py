@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 
 from gbactl.averaging_rules import AveragingRule
-from gbactl.collective.base import Collective
+from gbactl.collective.base import Collective, ring_item
 from gbactl.collective.fault_tolerant import FaultTolerantCollective
+from gbactl.config import RunConfig
+from gbactl.config.shard_specs import dense_block
 from gbactl.errors import ClusterError
-from gbactl.kernels.base import Floats
-from gbactl.kernels.half_precision import Codec
+from gbactl.kernels import codec_of
+from gbactl.kernels.base import Floats, aligned_copy
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.replica_exchange import (
@@ -88,20 +90,23 @@ def start(thread: ComputeThread, work: Callable[[], None], client: WorkerClient)
 class TrainerDense(ComputeThread):
     """Dense parameters of a replica mode: each trainer has its own replica, which its Hogwild threads train.
 
-    `make_block` builds the replica at its first use, equal on all trainers; `collective` is None without all-reduce.
-    `codec`: values are sent in two bytes, and take `ring_item` bytes in a ring. This object is the first compute
-    thread; `more_threads(thread)` starts another."""
+    The replica has initial values or, if `resumed`, those of the checkpoint that the run resumes from. `collective` is
+    None without all-reduce. This object is the first compute thread; `more_threads(thread)` starts another."""
 
     def __init__(
-        self, flat: FlatModel, slices: ShardSlices, served: ServedDense, make_block: Callable[[], DenseBlock],
-        collective: Collective | None, more_threads: Callable[[int], ComputeThread],
-        codec: Codec | None, ring_item: int,
+        self, cfg: RunConfig, flat: FlatModel, slices: ShardSlices, served: ServedDense,
+        collective: Collective | None, more_threads: Callable[[int], ComputeThread], resumed: bool,
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.client = slices, slices.client
-        self.core = TrainerCore(self.client.index, make_block)
+
+        def replica() -> DenseBlock:
+            return dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec, resumed)
+
+        self.core = TrainerCore(self.client.index, replica)
         self.served, self.collective = served, collective
-        self.codec, self.ring_item = codec, ring_item
+        self.codec = codec_of(cfg.transport.wire_dtype)
+        self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
         self.more_threads = more_threads
         self._threads: list[ComputeThread] = [self]
         self.pauses_threads = False

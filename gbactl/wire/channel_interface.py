@@ -18,7 +18,7 @@ from gbactl.wire.times_and_traffic import TrafficCounter
 
 COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)
-MOST_KEPT = 1 << 30  # bytes of unused buffers that a connection keeps
+MOST_FREE, MOST_KEPT = 8, 1 << 30  # unused buffers that a connection keeps: their number, and bytes in all
 
 
 class Channel(Protocol):
@@ -66,12 +66,11 @@ class Hub(Protocol):
 
 
 class BufferPool:
-    """Pool of free receive buffers: at most `keep` buffers and MOST_KEPT bytes in total.
+    """Pool of free receive buffers: at most MOST_FREE buffers and MOST_KEPT bytes in total.
 
     A fresh multi-megabyte allocation would page-fault at every use."""
 
-    def __init__(self, keep: int = 8) -> None:
-        self.keep = keep
+    def __init__(self) -> None:
         self.free: list[Bytes] = []
 
     def take(self, nbytes: int) -> Bytes:
@@ -83,7 +82,7 @@ class BufferPool:
 
     def give(self, buffer: Bytes) -> None:
         """Return a receive buffer to the pool, or free it if the pool is full."""
-        if len(self.free) < self.keep and sum(kept.size for kept in self.free) + buffer.size <= MOST_KEPT:
+        if len(self.free) < MOST_FREE and sum(kept.size for kept in self.free) + buffer.size <= MOST_KEPT:
             self.free.append(buffer)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gbactl.collective.base import Collective, Vector
-from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.base import Collective, OverlappedGradient, Vector, bucket_edges
 from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
+from gbactl.config import RunConfig
+from gbactl.config.shard_specs import dense_block
 from gbactl.hashes_and_random_numbers import digest
-from gbactl.kernels.half_precision import Codec
+from gbactl.kernels import codec_of
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.store.dense import Cut, DenseBlock, dense_square, nonempty_slices
 from gbactl.store.optimizers import due
@@ -142,22 +143,28 @@ class ServedDense(DensePlacement):
 class ReplicatedDense(DensePlacement):
     """Replicated placement: gradients are summed by an all-reduce, and every worker applies the same step.
 
-    The all-reduce of a bucket begins while the backward pass computes the next."""
+    The all-reduce of a bucket begins while the backward pass computes the next. `resumed`: with the parameters of the
+    checkpoint that the run resumes from, if any."""
 
     def __init__(
-        self, flat: FlatModel, slices: ShardSlices, collective: Collective, block: DenseBlock, buckets: int,
-        steps: ReplicatedSteps, norms_every: int, recovery: SyncRecovery | None, codec: Codec | None,
-    ) -> None:  # fmt: skip
-        self.steps = steps
-        self.recovery, self.slices, self.client = recovery, slices, slices.client
-        self.flat, self.collective, self.block = flat, collective, block
-        self.norms_every = norms_every if self.client.index == 0 else 0  # all have the same sum: worker 0 reports it
+        self, cfg: RunConfig, flat: FlatModel, slices: ShardSlices, collective: Collective, resumed: bool
+    ) -> None:
+        self.flat, self.slices, self.client, self.collective = flat, slices, slices.client, collective
+        self.block = dense_block(cfg, flat.initial() if flat.buffers else flat.vector, flat.dense_spec, resumed)
+        self.steps = ReplicatedSteps(cfg.train.global_batch)
+        self.recovery: SyncRecovery | None = None
+        if cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective):
+            self.recovery = SyncRecovery(collective, self.client, flat, self.block.value, self.steps)
+        # all have the same sum: worker 0 reports it
+        self.norms_every = cfg.train.norms_every if self.client.index == 0 else 0
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
-        edges = bucket_edges([high - low for low, high in spans], buckets)
+        edges = bucket_edges([high - low for low, high in spans], cfg.collective.buckets)
+        codec = codec_of(cfg.transport.wire_dtype)
         self._spans, self._filling = spans, OverlappedGradient(collective, "dense", edges, self.gradient, spans, codec)
         self._weight = 1.0
         self._begun = self._again = False
+        self.restored()
 
     def leave(self) -> None:
         self.flat.listen(None)
@@ -205,7 +212,7 @@ class ReplicatedDense(DensePlacement):
         return self.steps.packed(self.block, after)
 
     def restored(self) -> None:
-        """Load the replica's values into the model after a checkpoint or transfer has replaced them."""
+        """Load the values of the dense vector into the model, after a checkpoint or transfer has replaced them."""
         self.flat.load(self.block.value.copy())
 
     def _summed(self) -> bool:

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from gbactl.collective import connect
-from gbactl.collective.base import Collective
-from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.base import Collective, OverlappedGradient, bucket_edges
 from gbactl.errors import GbactlError
 from gbactl.kernels import codec_of
 

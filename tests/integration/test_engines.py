@@ -1,7 +1,7 @@
 """Engines on several hosts: the same tests for each, and what is peculiar to one.
 
-cluster=hosts is by ssh to two network namespaces; cluster=slurm and cluster=ray are on real clusters of two nodes;
-those of cluster=exec are containers too. More on network stacks is in test_hosts.py.
+cluster=hosts is by ssh to two network namespaces or, without root, to this machine; cluster=slurm and cluster=ray are
+on real clusters of two nodes; those of cluster=exec are containers too. More on network stacks is in test_hosts.py.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def ray(launcher: Launcher, request: pytest.FixtureRequest) -> Iterator[RayClust
 
 @pytest.fixture
 def by_ssh(launcher: Launcher) -> Iterator[Hosts]:
-    """Two hosts with their own network and sshd; the launcher's commands run on a third."""
-    if why := netns.obstacle():
-        pytest.skip(why)
-    with netns.hosts(launcher.cwd, ("a", "b")) as made:
+    """Two hosts with their own network and sshd, and the launcher on a third; or, without root, all of them here."""
+    if not netns.SSHD.exists():
+        pytest.skip("ssh to hosts needs the Debian package openssh-server")
+    with netns.hosts(launcher.cwd, ("a", "b"), kind=netns.Loopback if netns.obstacle() else Hosts) as made:
         launcher.before = made.inside(LAUNCHER)
         yield made
 

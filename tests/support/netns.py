@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -53,6 +54,8 @@ class Hosts:
     knows its own address by its name; `cores`: the one that a host keeps to; `delays`: seconds that a frame to a host
     or from it waits on its wire (see relay.py), so two hosts are the sum of theirs apart, one way; `losses`: the share
     of such frames that is lost."""
+
+    port = 22  # of every sshd
 
     def __init__(
         self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
@@ -126,23 +129,29 @@ class Hosts:
             subprocess.run(made, check=True)
         shutil.copy(self.folder / "user_key.pub", self.folder / "authorized")
         public = " ".join((self.folder / "host_key.pub").read_text().split()[:2])
-        known = [f"{self.address(name)} {public}\n" for name in self.names]
-        (self.folder / "known").write_text("".join(known))
+        (self.folder / "known").write_text(f"any {public}\n")
         names = [f"Host {name}\n  HostName {self.address(name)}\n" for name in self.names]
         (self.folder / "ssh_config").write_text(
-            "".join(names) + f"Host *\n  User root\n  IdentityFile {self.folder / 'user_key'}\n  IdentitiesOnly yes\n"
+            "".join(names)
+            + f"Host *\n  User {pwd.getpwuid(os.getuid()).pw_name}\n  Port {self.port}\n  HostKeyAlias any\n"
+            f"  IdentityFile {self.folder / 'user_key'}\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.folder / 'known'}\n  GlobalKnownHostsFile /dev/null\n"
             "  StrictHostKeyChecking yes\n  BatchMode yes\n  ConnectTimeout 10\n  LogLevel ERROR\n"
         )
 
-    def _serve(self, name: str) -> None:
+    def _configure_sshd(self, name: str) -> Path:
         config = self.folder / f"sshd_{name}"
         config.write_text(
-            f"ListenAddress {self.address(name)}\nHostKey {self.folder / 'host_key'}\nPidFile none\nUsePAM no\n"
+            f"ListenAddress {self.address(name)}:{self.port}\n"
+            f"HostKey {self.folder / 'host_key'}\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.folder / 'authorized'}\nPermitRootLogin prohibit-password\nStrictModes no\n"
             "PasswordAuthentication no\nLogLevel ERROR\n"
             f"SetEnv PYTHONPATH={Path(gbactl.__file__).parents[1]}\n"  # this checkout, as in processes.environment
         )
+        return config
+
+    def _serve(self, name: str) -> None:
+        config = self._configure_sshd(name)
         core = f"taskset -c {self.cores[name]} " if name in self.cores else ""
         self._begin(name, f"mkdir -m 755 {RUN_SSHD} && exec {core}{SSHD} -D -e -f {config}")
 
@@ -223,6 +232,25 @@ class Hosts:
             if "-m gbactl." in line and "sh -c" not in line:
                 found.append(line.strip())
         return found
+
+
+class Loopback(Hosts):
+    """Such hosts for a user who is not root: names of this machine, for which one sshd of the user's answers."""
+
+    def address(self, name: str) -> str:
+        return "127.0.0.1"
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        return ()
+
+    def build(self) -> None:
+        with socket.create_server((self.address(""), 0)) as free:
+            self.port = free.getsockname()[1]
+        self._keys()
+        with (self.folder / "sshd.log").open("wb") as log:
+            started = [SSHD, "-D", "-e", "-f", self._configure_sshd("all")]
+            self._started.append(subprocess.Popen(started, stdout=log, stderr=log, start_new_session=True))
+        wait_for(lambda: self.answers(self.names[0]), 20)
 
 
 class Containers(Hosts):

@@ -134,6 +134,12 @@ def test_files_of_a_folder_are_found_by_groups_schedules_and_names(tmp_path: Pat
     assert (cfg.mode.name, cfg.mode.options, cfg.mode.policy.__name__) == ("pairs", {"size": 3}, "Pairs")
     (tmp_path / "mode" / "short.yaml").write_text("name: short\ntarget: own_parts.Pairs\n")
     assert compose([searched, "mode=short", "mode.size=3"]).mode.options == {"size": 3}  # a key that no file has
+    (tmp_path / "experiment").mkdir()
+    for name, text in (("chosen", "defaults: [override /mode: short]"), ("typed", "mode: {target: own_parts.Pairs}")):
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+        assert compose([searched, f"experiment={name}", "mode.size=3"]).mode.options == {"size": 3}
+        with pytest.raises(ConfigError, match=r"has no key sise; keys are: .*, size\. Did you mean size\?"):
+            compose([searched, f"experiment={name}", "mode.sise=3"])
     (tmp_path / "own" / "data").mkdir(parents=True)
     (tmp_path / "own" / "data" / "mine.yaml").write_text("name: mine\ntarget: own_parts.Reader\npath: a\n")
     for own in (("--config-dir", f"{tmp_path}/own"), (f"--config-dir={tmp_path}/own",)):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.base import OverlappedGradient, bucket_edges
 from gbactl.kernels.half_precision import CODECS, Codec
 
 

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gbactl.collective.base import all_reduce_sum, sum_in_rank_order
-from gbactl.collective.buckets import OverlappedGradient, bucket_edges
+from gbactl.collective.base import OverlappedGradient, all_reduce_sum, bucket_edges, sum_in_rank_order
 from gbactl.errors import ClusterError
 from tests.support.in_memory_collective import MemoryGroup
 

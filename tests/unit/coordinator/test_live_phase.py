@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import StagedSlices, TrainingPhase
-from gbactl.errors import AccountingError, WireError
+from gbactl.errors import AccountingError, ClusterError, WireError
 from gbactl.policies import Phase, make
+from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.policy import Grant, Policy
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Granted, Hello, OrderStep, PrefetchHint, Staged
@@ -45,7 +48,9 @@ class Recorder:
 class Setting:
     """gba, M = 2, batches of 4; two workers, two servers; phase number 7."""
 
-    def __init__(self, folder: Path, samples: int = 20, mode: str = "gba", ahead: bool = False) -> None:
+    def __init__(
+        self, folder: Path, samples: int = 20, mode: str = "gba", ahead: bool = False, kind: type[Policy] | None = None
+    ) -> None:
         self.path = folder / "events.log"
         self.members = Membership(workers=2, servers=2)
         self.channels: dict[str, Recorder] = {}
@@ -55,7 +60,8 @@ class Setting:
                 self.channels[str(channel.peer)] = channel
                 self.members.hello(channel, Hello(role, index, ""))
         self.statistics = Statistics()
-        policy = make(mode, Phase(samples, 4, 8, 0, (0, 1), prefetch="data" if ahead else "none"))
+        phase_of_two = Phase(samples, 4, 8, 0, (0, 1), prefetch="data" if ahead else "none")
+        policy = make(mode, phase_of_two) if kind is None else kind(phase_of_two, kind.Options())
         self.waiting: deque[int] = deque()
         self.log = EventLog(self.path, {})
         phase = TrainingPhase(policy, lambda finished: 1.0 / (1 + finished), self.statistics)
@@ -146,6 +152,45 @@ def test_who_waits_is_served_as_soon_as_the_policy_allows(tmp_path: Path) -> Non
     at.training.serve()
     assert [grant.batch for grant in at.of("W1", Granted)] == [0]
     assert not at.waiting
+
+
+class Refuses(AsyncPolicy):
+    """A user's policy that grants so many batches."""
+
+    most = 1
+
+    def take(self, worker: int) -> Grant | None:
+        return super().take(worker) if self.next_batch < self.most else None
+
+
+def ask(at: Setting, *workers: int) -> Setting:
+    """The coordinator gets requests of workers, and nobody's gradient."""
+    at.waiting.extend(workers)
+    at.training.serve()
+    return at
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "happens", "ends"),
+    [
+        (Refuses, 0, lambda at: ask(at, 0, 1), True),
+        (Refuses, 1, lambda at: (ask(at, 0, 1), at.announce(0, 0), at.waiting.append(0)), True),
+        (Refuses, 1, lambda at: ask(at, 0, 1, 0), False),  # it prefetches: a gradient is on its way
+        (Refuses, 0, lambda at: ask(at, 0), False),  # another worker may get a batch
+        (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.policy.lost_worker(0)), False),  # it says: ask again
+        (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.workers.clear()), False),  # a successor may
+        (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.resume_after_failover([], {0})), False),  # unasked by now
+        (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.stop()), False),  # the phase ends
+        (type("Own", (Refuses,), {"__module__": "gbactl.policies.own"}), 0, lambda at: ask(at, 0, 1), False),
+    ],
+)
+def test_a_policy_of_the_user_s_that_refuses_ends_the_run_only_if_nothing_can_change_this(
+    tmp_path: Path, kind: type[Refuses], most: int, happens: Callable[[Setting], object], ends: bool
+) -> None:
+    at = Setting(tmp_path, kind=type("Few", (kind,), {"__module__": kind.__module__, "most": most}))
+    happens(at)
+    with pytest.raises(ClusterError, match="Few grants no worker") if ends else nullcontext():
+        at.training.check_hand_out()
 
 
 @pytest.mark.parametrize(("worker", "batch", "phase"), [(1, 0, 7), (0, 5, 7), (0, -1, 7), (0, 0, 6)])

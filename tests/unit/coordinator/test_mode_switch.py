@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from gbactl.config import RunConfig
-from gbactl.coordinator.mode_switch import DenseMigration
+from gbactl.coordinator.mode_switch import DenseMigration, ModeSwitch
 from gbactl.coordinator.run_context import RunContext
 from gbactl.coordinator.state import RunState
-from gbactl.errors import ClusterError
+from gbactl.errors import ClusterError, ConfigError, GbactlError
 from gbactl.wire.messages import DenseMoved, MoveDense
 
 
@@ -149,3 +149,18 @@ def test_between_workers_and_replicas_there_is_no_way_back() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.die(1))
     with pytest.raises(ClusterError, match=r"^A worker died while the dense parameters were on their way"):
         workers.move("replicas", "workers")
+
+
+@pytest.mark.parametrize("kind", [ConfigError, GbactlError])
+def test_a_mode_that_fails_in_its_dry_run_is_refused_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, kind: type[GbactlError]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise kind("mode.target=own.Own fails in a dry run (MemoryError).")
+
+    monkeypatch.setattr("gbactl.coordinator.mode_switch.switched_config", fail)
+    told: list[tuple[str, dict[str, Any]]] = []
+    run = SimpleNamespace(cfg=None, current=None, send_event=lambda *event: told.append(event))
+    ModeSwitch.ask(cast(ModeSwitch, SimpleNamespace(run=run)), {"id": 3, "mode": {"name": "own"}})
+    why = "mode.target=own.Own fails in a dry run (MemoryError)."
+    assert told == [("switch", {"id": 3, "state": "refused", "why": why})]

@@ -191,12 +191,12 @@ def test_patience_goes_on_where_it_was(data: dict[str, Any], tmp_path: Path, mon
     later = [chain.last for chain in chains if chain.last.position["round"] > 1 and not chain.last.position["ended"]]
     again = [resume(cfg, tmp_path / "one", later[-1].name, tmp_path / "two")]
     assert later[-1].position["stopping"]["seen"] == later[-1].position["round"]
-    Victim(monkeypatch, Push, 200)  # of 91 an epoch: in the third
+    Victim(monkeypatch, Push, 115)  # of 48 in 12 steps an epoch: in the third, which every machine reaches
     events: list[Event] = []
     cfg.checkpoint.interval_steps = 20
     again.append(train(cfg, tmp_path / "three", events))
     [rewound] = [event.fields for event in events if event.name == "rewound"]
-    assert rewound["to"] < 46 < rewound["step"]
+    assert rewound["to"] < 24 < rewound["step"]
     for other in again:
         assert other["checksums"]["model"] == result["checksums"]["model"]
         for key in ("auc", "global_step"):

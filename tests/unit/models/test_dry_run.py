@@ -251,6 +251,21 @@ def test_probabilities_instead_of_logits_are_told(tried: Any) -> None:
     )
 
 
+def test_options_that_a_constructor_takes_as_any_arguments_are_told(tried: Any) -> None:
+    class Loose(nn.Module):
+        forward, end = Plain.forward, Plain.end
+
+        def __init__(self, numeric: int, fields: int, dim: int, scale: float = 1.0, **more: Any) -> None:
+            super().__init__()
+            self.last, self.scale = nn.Linear(numeric + fields * dim, 1), scale
+
+    assert tried(Loose, scale=2.0) == Findings()
+    assert tried(Loose, scales=2.0, depth=1).doubt == (
+        "model.target=made_here.Made takes model.scales, model.depth as **arguments, so that a misspelt key is not "
+        "noticed. Did you mean scale?"
+    )
+
+
 @pytest.mark.parametrize("target", ["cross.Cross", "fuxictr_dcnv2.FuxiDCNv2", "torchrec_dcnv2.TorchRecDCNv2"])
 def test_the_templates_keep_the_contract(target: str, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     if not target.startswith("cross"):

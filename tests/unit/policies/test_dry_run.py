@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gbactl.checked_dataclasses import build
@@ -16,7 +17,7 @@ from gbactl.policies import Decision, Grant, Step
 from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.dry_run import dry_run
 from gbactl.policies.hop_bs import HopBsPolicy
-from gbactl.policies.policy import Policy, PolicyOptions, names, policy_class
+from gbactl.policies.policy import Phase, Policy, PolicyOptions, names, policy_class
 from tests.support.lock_step import LockStepAsync, LockStepGba
 
 
@@ -58,9 +59,35 @@ def kept(policy: Any, worker: int, batch: int) -> list[Decision]:
     return [Step(policy.step + 1, (), 1.0)] if grant else []
 
 
+class Numpy(AsyncPolicy):
+    """Has NumPy's numbers for weights, in the buffer and in steps that it makes itself."""
+
+    def factor(self, token_staleness: int) -> Any:
+        return np.float32(0.1)
+
+    def row_factors(self, token_staleness: int) -> Any:
+        return np.ones(token_staleness + 1, np.float32)
+
+    def _close(self) -> Step:
+        [member], self.buffer = self.buffer, []
+        return self._emit(Step(self.step, (replace(member, weight=np.float32(0.5)),), np.int64(2)))
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    tried(Numpy)
+    policy = Numpy(Phase(12, 4, 4, 0, (0,)))
+    policy.take(0)
+    [step] = policy.announce(0, 0)
+    assert isinstance(step, Step) and (step.divisor, step.weight_sum, policy.ledger.effective) == (2.0, 0.5, 2.0)
+    found = (step.divisor, step.members[0].weight, *step.members[0].row_weights, policy.ledger.effective)
+    assert {type(each) for each in found} == {float}
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
+        (changed(factor=lambda self, staleness: np.float32("inf")), r"returns np\.float32\(inf\), not a number from 0"),
+        (changed(factor=lambda self, staleness: np.bool_(1)), r"returns np\.True_, not a number from 0"),
         (changed(factor=lambda self, staleness: "1"), r"Own\.factor\(0\) returns '1', not a number from 0 on\."),
         (changed(factor=lambda self, staleness: None), r"Own\.factor\(0\) returns None, not"),
         (changed(factor=lambda self, staleness: float("nan")), r"Own\.factor\(0\) returns nan, not"),

@@ -79,7 +79,6 @@ def finish_times(cores: int, jobs: list[tuple[int, int]]) -> list[float]:
         events.schedule_at(float(arrival), shared.run, float(seconds), end, number)
     while events.step():
         pass
-    assert len(shared) == 0
     return ends
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -355,12 +356,16 @@ def test_a_run_outlives_ray_s_head_by_a_minute(launcher: Launcher, ray: RayClust
 
 
 def submitted(launcher: Launcher, name: str, *typed: str, **variables: str) -> tuple[str, ...]:
-    """The arguments of `ray job submit` for a run whose directory has the job's name, in a folder of the user's."""
-    run_dir = launcher.cwd / "runs" / name
+    """The arguments of `ray job submit` for a run whose directory has the job's name, in a folder of the user's.
+
+    The folders differ: Ray takes what it uploaded of the same one before, and may delete it meanwhile."""
+    run_dir, folder = launcher.cwd / "runs" / name, launcher.cwd / f"work-{name}"
+    shutil.copytree(f"{ROOT}/experiments/templates", folder)
+    (folder / "name").write_text(name)
     variables |= {"JOB": name, "GBACTL_CACHE": launcher.environment["GBACTL_CACHE"]}
     environment = json.dumps({"env_vars": variables})
     command = ("gbactl", "train", *SMALL, "cluster.bind=127.0.0.1", f"run_dir={run_dir}", "tracking.enabled=false")
-    of_user = ("--working-dir", f"{ROOT}/experiments/templates", "--runtime-env-json", environment)
+    of_user = ("--working-dir", str(folder), "--runtime-env-json", environment)
     return ("--submission-id", name, *of_user, "--", *command, *typed)
 
 

@@ -24,11 +24,10 @@ class Column:
     digits: int | None = None
     thousands: bool = False
 
-    def write(self, value: float) -> str:
-        """Format one number as the column shows it."""
-        if self.digits is None:
-            return f"{value:.6g}"
-        return f"{value:,.{self.digits}f}" if self.thousands else f"{value:.{self.digits}f}"
+    def write(self, value: float, sign: str = "") -> str:
+        """Format one number as the column shows it; `sign`: "+" for that of a positive number, too."""
+        kind = ".6g" if self.digits is None else f"{',' if self.thousands else ''}.{self.digits}f"
+        return f"{value:{sign}z{kind}}"
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,7 @@ def difference_cell(column: Column, difference: Difference | None) -> Cell:
     if difference is None:
         return Cell(MISSING)
     spread = "" if difference.half is None else f"±{column.write(difference.half)}"
-    sign = "-" if difference.mean < 0 else "+"
-    return Cell(f"{sign}{column.write(abs(difference.mean))}", spread)
+    return Cell(column.write(difference.mean, "+"), spread)
 
 
 def ratio_cell(ratio: Difference | None) -> Cell:

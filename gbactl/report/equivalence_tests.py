@@ -60,9 +60,8 @@ class Scale:
         return [(1.0, ours / theirs) for theirs, ours in pairs] if self.relative else list(pairs)
 
     def write(self, value: float, sign: str = "") -> str:
-        """Format an amount on this scale."""
-        text = f"{100 * abs(value):.1f} %" if self.relative else self.column.write(abs(value))
-        return f"{('-' if value < 0 else sign)}{text}"
+        """Format an amount on this scale; `sign`: "+" for that of a positive number, too."""
+        return f"{100 * value:{sign}z.1f} %" if self.relative else self.column.write(value, sign)
 
     def write_margin(self) -> str:
         """Format the margin."""

@@ -124,7 +124,9 @@ def test_differences_are_written_in_the_metrics_digits() -> None:
 
 def test_columns_of_a_day_are_written_like_the_whole() -> None:
     assert column_of("auc/day 3").write(0.5) == "0.50000"
+    assert [column_of("auc").write(value, "+") for value in (-1e-7, 0.5)] == ["+0.00000", "+0.50000"], "no minus zero"
     assert column_of("eps/day 3").write(1234.5) == "1,234"
+    assert column_of("eps").write(-1234.5, "+") == "-1,234"
     assert column_of("norm").write(0.123456789) == "0.123457"
 
 

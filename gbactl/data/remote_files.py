@@ -59,12 +59,11 @@ class RemoteFile:
         from fsspec.archive import AbstractArchiveFileSystem
 
         filesystem, path = _filesystem(self.url)
-        # maybe behind a cache; the key of a file in an archive would be another one in each process
-        archive = isinstance(getattr(filesystem, "fs", filesystem), AbstractArchiveFileSystem)
+        inner = getattr(filesystem, "fs", filesystem)  # behind a cache
+        # an archive's ukey is another one in each process
+        properties = filesystem.info if isinstance(inner, AbstractArchiveFileSystem) else filesystem.ukey
         with _errors_of(self.url):
-            return str(
-                filesystem.info(path) if archive else filesystem.ukey(path)
-            )  # an archive's ukey is never the same
+            return str(properties(path))
 
 
 SourceFile = Path | RemoteFile

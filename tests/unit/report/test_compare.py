@@ -167,6 +167,21 @@ def test_what_differs_beyond_the_seed_splits_the_lines() -> None:
     assert report.notes == ()
 
 
+@pytest.mark.parametrize("key", ["data__seed", "faults__seed"])
+def test_a_seed_that_follows_the_runs_seed_splits_nothing_and_pairs_have_it_in_common(key: str) -> None:
+    """As data.seed=${seed}, which is written as each run's number; where one run has another one, it splits."""
+    aucs = {"sync": (0.80, 0.81, 0.82), "gba": (0.79, 0.82, 0.81)}
+    plans = {"faults__plans": SLOW}
+    runs = [run(mode, seed, auc, **{key: str(seed)}, **plans) for mode in aucs for seed, auc in enumerate(aucs[mode])]
+    assert [each.key for each in compare(runs).groups] == [("sync",), ("gba",)]
+    assert compare(runs, by=["mode"]).notes == ()
+    difference = group(compare(runs), "gba").difference
+    assert (difference.n, difference.mean) == (3, pytest.approx(-0.01 / 3))
+    other = [*runs, run("gba", 3, 0.8, **{key: "0"}, **plans)]
+    name = key.replace("__", ".")
+    assert {each.key[1] for each in compare(other).groups} == {f"{name}={seed}" for seed in range(3)}
+
+
 def test_runs_of_before_faults_had_names_are_told_by_their_plans() -> None:
     old = [run("sync", 1, 0.8, faults__plans="[]"), run("sync", 1, 0.7, faults__plans=SLOW)]
     new = [run("sync", 2, 0.8, faults__plans="[]", faults__name="none")]

@@ -182,7 +182,8 @@ def why_alone(alone: Sequence[Run], reference: Sequence[Run], free: Key) -> str:
         return f"seed {', '.join(lonely)}"
     own = configuration(alone[0], free)
     others = [configuration(run, free) for run in reference if run.seed == alone[0].seed]
-    ours, theirs = dict(own), dict(min(others, key=lambda each: len(each ^ own)))
+    nearest = min(others, key=lambda each: len(each ^ own))
+    ours, theirs = dict(own), dict(nearest)
     differing = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} or ours.keys() ^ theirs.keys()
     return f"they differ in {', '.join(sorted(differing)) or 'the content of their data'}"
 

@@ -136,6 +136,40 @@ def test_another_configuration_does_not_pair() -> None:
     )
 
 
+def of_cell(found: Run, data: str, code: str = "c0de") -> Run:
+    return replace(found, tags={"gbactl.cell": f"0000-{data}-{code}" if data else ""})
+
+
+@pytest.mark.parametrize(
+    ("sync", "gba", "by", "paired"),
+    [
+        ("da7a", "da7a", None, True), ("da7a", "beef", None, False), ("da7a", "", None, True),
+        ("da7a", "beef", ["mode"], False), ("da7a", "beef", ["mode", "data.path"], True),
+    ],
+)  # fmt: skip
+def test_runs_on_data_of_other_content_do_not_pair_unless_data_are_compared(
+    sync: str, gba: str, by: list[str] | None, paired: bool
+) -> None:
+    """As where a file was changed, and some of the runs were repeated."""
+    runs = [
+        of_cell(run(mode, 1, 0.8, data__path="a.csv"), data)
+        for mode, data in (("sync", sync), ("gba", gba), ("bsp", sync))
+    ]
+    report = compare(runs, by=by)
+    differences = {each.key[0]: each.difference is not None for each in report.groups}
+    assert differences == {"sync": False, "gba": paired, "bsp": True}
+    told = "gba: 1 of 1 runs have no partner in sync (they differ in the content of their data)."
+    assert report.notes == (() if paired else (told,))
+
+
+def test_pairs_of_several_code_versions_are_told() -> None:
+    runs = [
+        of_cell(run(mode, seed, 0.8), "da7a", "new" if mode == "gba" and seed > 1 else "old")
+        for mode in ("sync", "gba", "bsp") for seed in (1, 2, 3)
+    ]  # fmt: skip
+    assert compare(runs).notes == ("gba: 2 of 3 pairs are of runs of different code versions (new, old).",)
+
+
 def test_a_model_is_not_part_of_the_mode() -> None:
     runs = [run("sync", 1, 0.8), run("gba", 1, 0.7, model__name="wide_deep")]
     assert group(compare(runs), "gba", "model=wide_deep").difference is None
@@ -437,7 +471,8 @@ def test_one_round_alone() -> None:
     runs = [replace(each, metrics={**each.metrics, **of_day}) for each in three()]
     report = compare(runs, label="day 2")
     stats = group(report, "gba").stats
-    assert report.notes == ("All columns are of day 2 alone.",)
+    others = "log loss, NE, staleness mean / p50 / p99"
+    assert report.notes == (f"All columns are of day 2 alone; of the whole run: {others}.",)
     told = {name: stats[name].mean for name in ("auc", "eps", "decayed_percent") if stats[name]}
     assert told == {"auc": pytest.approx(0.7), "eps": 5.0, "decayed_percent": pytest.approx(25.0)}
     assert stats["logloss"] is not None, "a metric that rounds do not have is that of the run"

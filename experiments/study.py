@@ -4,9 +4,9 @@
 
 A cell is a part's `common` overrides with one combination of its `grid`; these overrides are its identity. Its figures
 are kept as a line of cells.jsonl beside the sweep file, which is committed. A cell with a line is not run again,
-whatever code version the line is of, unless --again asks for those of other versions. The others are runs like those of
-`gbactl train -m`: one that has finished is taken as it is. `jobs` cells of a part run in parallel (virtual clusters use
-one core each).
+whatever code version the line is of, unless --again asks for those of other versions. A cell that diverged has a line,
+too, which says so. The others are runs like those of `gbactl train -m`: one that has finished is taken as it is. `jobs`
+cells of a part run in parallel (virtual clusters use one core each).
 
 A part with `base: {common: [...], by: [KEY, ...]}` trains a base for each combination of these keys of its grid, from
 the part's `common` and, in place of it, the base's, and its cells go on from the end of their base: its days are
@@ -38,7 +38,7 @@ from typing import Any
 
 import yaml
 
-from gbactl.errors import GbactlError, Stopped
+from gbactl.errors import DivergedError, GbactlError, Stopped
 from gbactl.launch.finished_sweep_cells import code_version, find
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.progress import duration
@@ -47,7 +47,7 @@ from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = Path("runs/studies")
-RECORD, BASES = "cells.jsonl", "bases"
+RECORD, BASES, DIVERGED = "cells.jsonl", "bases", "diverged"
 NOT_RECORDED = {  # fields of a result that are long, of this machine, or of no use to a table
     "cell", "checksums", "command", "curve", "distance", "event_log_bytes", "evaluated_on", "faults", "gbactl",
     "judged_auc", "judged_logloss", "judged_on", "memory", "per_worker", "rounds", "run_dir", "run_id",
@@ -242,10 +242,12 @@ def trained(cell: Cell) -> dict[str, Any]:
 
 
 def timed(cell: Cell) -> tuple[float, dict[str, Any] | str]:
-    """Run a cell; return its seconds, and its result or why it failed."""
+    """Run a cell; return its seconds, and its result or why it failed. Divergence fails a base alone."""
     began = time.monotonic()
     try:
         found: dict[str, Any] | str = trained(cell)
+    except DivergedError as error:
+        found = str(error) if cell.part == BASES else {DIVERGED: True}
     except GbactlError as error:
         found = str(error)
     return time.monotonic() - began, found
@@ -291,7 +293,9 @@ def run_parts(parts: Iterable[Part], record: Record, again: bool = False) -> Non
                 failed.append(f"{cell.name}\nfailed: {found}")
             elif part.recorded and cell.part != BASES:
                 record.add(cell, version, seconds, found)
-            told += ": failed" if isinstance(found, str) else f": {duration(seconds)}"
+            told += (
+                ": failed" if isinstance(found, str) else f": {duration(seconds)}{', diverged' * (DIVERGED in found)}"
+            )
             if cell.part == BASES:
                 told = f"base of {part.name}: {told}"
             else:

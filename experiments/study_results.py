@@ -63,7 +63,10 @@ class Results:
         return next(each for each in study.read_study(self.sweep, size()) if each.name == name)
 
     def found(self, name: str) -> list[Done]:
-        """Finished cells of a part, in its order, those without a result left out."""
+        """Finished cells of a part, in its order; those without a result, or that diverged, are left out."""
+        return [cell for cell in self._ended(name) if study.DIVERGED not in cell.result]
+
+    def _ended(self, name: str) -> list[Done]:
         of_part = self.part(name)
         if of_part.recorded:
             record = study.Record.of(self.sweep, size())
@@ -80,14 +83,16 @@ class Results:
         return cells
 
     def origin(self, name: str) -> str:
-        """Sentence on the number of runs, seeds and code versions of a part."""
-        cells, there = self.part(name).cells, self.found(name)
+        """Sentence on the number of runs, those that diverged, seeds and code versions of a part."""
+        cells, there = self.part(name).cells, self._ended(name)
         versions = Counter(cell.code for cell in there)
         told = ", ".join(code if len(versions) == 1 else f"{code} ({count} runs)" for code, count in versions.items())
         runs = f"{len(there)}" if len(there) == len(cells) else f"{len(there)} of {len(cells)}"
         old = "" if set(versions) <= {study.code_version()} else "; the source is another one now, --again repeats them"
         told_seeds = ", ".join(sorted({cell.seed for cell in there}, key=int))
-        return f"{name}: {runs} runs, seeds {told_seeds}, code version {told}{old}.\n"
+        lost = sum(study.DIVERGED in cell.result for cell in there)
+        runs += " runs" + (f" ({lost} diverged)" if lost else "")
+        return f"{name}: {runs}, seeds {told_seeds}, code version {told}{old}.\n"
 
     @property
     def place(self) -> Path:

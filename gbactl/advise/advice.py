@@ -152,8 +152,11 @@ def _mode_at_slow_downs(standings: Sequence[ModeComparison], chosen: ModeCompari
 
 
 def _ranges(outcomes: Sequence[Outcome], standings: Sequence[ModeComparison]) -> list[str]:
-    """Describe the range of each mode's predicted EPS over the seeds."""
-    found = {each.mode: [o.eps for o in outcomes if o.mode == each.mode] for each in standings}
+    """Describe the range of each mode's predicted EPS over the seeds, of modes with more than one."""
+    every = {each.mode: [o.eps for o in outcomes if o.mode == each.mode] for each in standings}
+    found = {mode: eps for mode, eps in every.items() if len(eps) > 1}
+    if not found:
+        return []
     if all(max(eps) - min(eps) < 1e-6 * max(eps) for eps in found.values()):
         return ["EPS is the same for all seeds: in this cost model and these faults nothing is random."]
     texts = (f"{mode} {min(eps):,.0f} to {max(eps):,.0f}" for mode, eps in found.items())
@@ -229,6 +232,8 @@ def _more(found: ModeComparison, minutes: float | None) -> str:
 
 
 def _why_sync(advice: Advice, minutes: float | None) -> str:
+    if len(advice.standings) == 1:
+        return "all other modes diverge"
     able = [each for each in advice.standings if each.counts and each.mode != SYNC]
     barred = [each for each in advice.standings if not each.counts and each.rate > 1 + WORTHWHILE]
     if not barred:

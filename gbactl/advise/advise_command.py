@@ -110,6 +110,8 @@ class Advising:
         typed = [name.strip() for name in self.options.modes.split(",") if name.strip()]
         if unknown := [name for name in typed if name not in {own, *names()}]:
             raise UsageError(f"--modes {unknown[0]} is not known; type some of: {', '.join(names())}.")
+        if not {*typed} - {SYNC}:
+            raise UsageError(f"--modes names no mode to compare with {SYNC}; type some of: {', '.join(names())}.")
         return list(dict.fromkeys([SYNC, *typed]))
 
     def _configured(self) -> tuple[dict[str, RunConfig], list[str]]:
@@ -201,7 +203,14 @@ class Advising:
             base_rows = SwitchSplits.divide(opened(path), self.cfg.train.days).base_rows
             fits = samples_that_fit(room, a_sample, a_base_sample, base_rows)
             wanted = max(int(fits), PROBE_STEPS * self.cfg.train.global_batch)
-        return choose_subset(path, self.cfg.train, wanted, self._timed)
+        subset = choose_subset(path, self.cfg.train, wanted, self._timed)
+        labels = subset.judge().whole.labels
+        if labels.min() == labels.max():
+            raise UsageError(
+                f"All {len(labels):,} samples to judge by have the label {labels[0]}, so modes have no AUC; "
+                "give data with more of the other label, or type a larger --samples."
+            )
+        return subset
 
     @property
     def _left(self) -> float:

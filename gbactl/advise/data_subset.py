@@ -83,16 +83,21 @@ class DataSubset:
         """Build the subset as a data set of parts; its last split is the evaluation data."""
         whole = opened(self.path)
         stretches = SwitchSplits.divide(whole, self.days)
-        base, after, judge = stretches.before, stretches.after, stretches.judge
+        base, after = stretches.before, stretches.after
         if whole.kind == "splits":
-            base = (_chosen(base[0], self.base),)
-            after, judge = _chosen(after, self.trained), _chosen(judge, self.judged)
+            base, after = (_chosen(base[0], self.base),), _chosen(after, self.trained)
         base = tuple(_last(base, self.base))
         parts = [_part(after, n * self.part, (n + 1) * self.part) for n in range(self.parts)]
         named = [Split(f"part {n}", split.whole) for n, split in enumerate([*base, *parts])]
-        judge = Split("judge", judge.slice(0, self.judged))
         mark = f"{whole.fingerprint}-{self.base}-{self.parts}x{self.part}-{self.judged}"
-        return replace(whole, splits=(*named, judge), kind="parts", fingerprint=mark, best_auc={})
+        return replace(whole, splits=(*named, self.judge()), kind="parts", fingerprint=mark, best_auc={})
+
+    def judge(self) -> Split:
+        """Return the evaluation data."""
+        whole = opened(self.path)
+        judge = SwitchSplits.divide(whole, self.days).judge
+        judge = _chosen(judge, self.judged) if whole.kind == "splits" else judge
+        return Split("judge", judge.slice(0, self.judged))
 
     def timed_dataset(self) -> Dataset:
         """Build a data set for predictions of the EPS: rows after the switch as one day, and a few to evaluate."""

@@ -133,7 +133,7 @@ def find_remote(url: str, patterns: list[str]) -> list[RemoteFile]:
             files = [each for each in inside if any(fnmatch.fnmatch(each.rpartition("/")[2], p) for p in patterns)]
     if not files:
         raise DataError(f"{url} has no file that matches; type the URL of a file.")
-    links = url.split("::")  # simplecache::zip://*.csv::s3://bucket/t.zip: the first link with a path is of the files
-    place = next(i for i, link in enumerate(links) if "://" in link)
+    links = url.split("::")  # simplecache::zip://*.csv::s3://bucket/t.zip: the first link but caches is of the files
+    place = next(i for i, link in enumerate(links) if "://" in link or "cache" not in link)
     found = ([*links[:place], str(filesystem.unstrip_protocol(each)), *links[place + 1 :]] for each in files)
     return [RemoteFile("::".join(each)) for each in found]

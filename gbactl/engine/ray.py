@@ -122,6 +122,12 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
     return {"num_cpus": cpus, "label_selector": {"ray.io/node-id": f"!in({','.join(taken)})"} if taken else {}}
 
 
+def _reason(error: Exception) -> str:
+    """Return what has failed and why: the first line of Ray's text, and the last one, which ends a traceback."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(dict.fromkeys([lines[0], lines[-1].strip()]))
+
+
 def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: int) -> None:
     """Start an agent on a node, and relay its input and output until it ends. Raises ClusterError."""
     from gbactl.wire.auth import TlsConnection, TlsContexts, new_key, relay
@@ -137,7 +143,7 @@ def run_agent(name: str, cpus: int, others: list[str], command: list[str], out: 
         try:
             why = ray.get(call)
         except Exception as error:
-            why = f"Ray lost the node: {first_line(error)}"
+            why = f"Ray does not run the agent: {_reason(error)}"
         if why:
             print(f"Node {name}: {why}", file=sys.stderr, flush=True)
             os._exit(1)

@@ -228,10 +228,12 @@ class StartingPoint:
 
     @property
     def origin(self) -> str:
-        """Name of the checkpoint, equal for all seeds: hash of its configuration without the seed, and its step."""
+        """Name of the checkpoint, equal for all seeds: hash of its configuration without seed and data, and its step.
+
+        The data are those of the run, which its own configuration names; another seed may have others."""
         if self.chain is None:
             return ""
-        config = {key: value for key, value in self.chain.last.config.items() if key != "seed"}
+        config = {key: value for key, value in self.chain.last.config.items() if key not in ("seed", "data")}
         return f"{config_hash(config)}@step{JobPosition.read(self.chain.last.position).step}"
 
     def begin(self, path: Path, cfg: RunConfig) -> None:

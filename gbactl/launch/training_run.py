@@ -72,7 +72,7 @@ from gbactl.tracking.final_metrics import (
     tags_of,
     useless,
 )
-from gbactl.tracking.mlflow_connection import COMMAND, NOTE, tracking_uri
+from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
     MODE_TAG,
@@ -476,7 +476,7 @@ class LaunchedRun:
         config, t = to_dict(self.cfg), self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
-        tags |= {COMMAND: self.command.text, "gbactl.cell": self.cell}
+        tags |= {COMMAND: self.command.text, CELL: self.cell}
         tags |= {DAYS_TAG: "rows"} if self.dataset.days_by_rows else {}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._name_tags()}
         parts = rounds(self.dataset, self.cfg.train)

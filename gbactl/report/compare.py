@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -130,7 +130,7 @@ def compare(
     difference that counts as none. `label`: of a round, by whose metrics alone the runs are compared. Raises UsageError
     for a key, a baseline, a metric or a round that no run has.
     """
-    on = plain_name(on)
+    on, named = plain_name(on), {name for run in runs for name in run.metrics}
     runs = [_completed(run) for run in (runs if label is None else _of_round(runs, label))]
     usable, left_out = _usable(runs, on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
@@ -148,7 +148,7 @@ def compare(
         notes += [f"{name_of(line.key)}: {note}" for note in said] + _slow_worker(line)
         slowed += slowdowns(line.key, line.runs)
         failed += failures(line.key, line.runs)
-    alone = [] if label is None else [f"All columns are of {label} alone."]
+    alone = [] if label is None else [_of_label(label, columns, named)]
     below = (*alone, *notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
     with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
@@ -176,6 +176,14 @@ def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
     if runs and label not in known:
         raise UsageError(f"No run has the round {label}; type --round with one of: {', '.join(sorted(known))}")
     return [replace(run, metrics=_metrics_of_round(run.metrics, ending)) for run in runs]
+
+
+def _of_label(label: str, columns: Sequence[Column], named: Set[str]) -> str:
+    """Say that all columns are of one round, but for those whose metrics rounds have not; `named`: all metrics."""
+    of_rounds = {"decayed_percent", *(name.partition("/")[0] for name in named if name.endswith(f"/{label}"))}
+    whole = [column.title for column in columns if not of_rounds & set(column.metrics)]
+    but = f"; of the whole run: {', '.join(whole)}" if whole else ""
+    return f"All columns are of {label} alone{but}."
 
 
 def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, float]:
@@ -365,12 +373,16 @@ def _rate(pairs: Pairs) -> Difference | None:
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, free: Key) -> list[str]:
-    """Describe which runs of a line have no partner, and whether only some of the baseline's runs are compared."""
+    """Describe which runs of a line have no partner, which pairs mix code versions, and a partly used baseline."""
     said, name = [], reference.key[0]
     if pairs.alone:
         end = " and are not in its line" if pairs.ours else ""
         why = why_alone(pairs.alone, reference.runs, free)
         said.append(f"{len(pairs.alone)} of {len(line.runs)} runs have no partner in {name} ({why}){end}.")
+    versions = [{run.code for run in (*theirs, *ours)} - {""} for theirs, ours in pairs.both]
+    if several := [each for each in versions if len(each) > 1]:
+        codes = ", ".join(sorted(set.union(*several)))
+        said.append(f"{len(several)} of {len(versions)} pairs are of runs of different code versions ({codes}).")
     own = [token for token in ", ".join(reference.key[1:]).split(", ") if token not in ", ".join(line.key[1:])]
     if pairs.ours and (own or len(pairs.theirs) < len(reference.runs)):
         mean = fmean(theirs for theirs, _ in by_pairs(pairs, compared.metrics[0]))

@@ -121,8 +121,15 @@ def values_of(found: Iterable[Settings]) -> dict[str, set[str]]:
 
 
 def _varying(found: Iterable[Settings]) -> list[str]:
-    """List the keys that have different values in the configurations `found`."""
-    return sorted(key for key, all_ in values_of(found).items() if len(all_) > 1 and key != "seed")
+    """List the keys that have different values in the configurations `found`, but for seeds that are the run's own."""
+    known = list(found)
+    names = (key for key, values in values_of(known).items() if len(values) > 1)
+    return sorted(key for key in names if not _follows_seed(key, known))
+
+
+def _follows_seed(key: str, found: Iterable[Settings]) -> bool:
+    """Return whether a key is the seed, or a seed that every run has set to its own: data.seed=${seed}."""
+    return key.rpartition(".")[2] == "seed" and all(each.get(key) == each.get("seed") for each in found)
 
 
 def _beyond(found: Settings) -> Settings:

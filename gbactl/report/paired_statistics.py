@@ -1,6 +1,7 @@
 """Statistics over seeds (mean, deviation, paired t interval), and the pairing of runs that are compared. Pure.
 
-A pair has the same seed, and differs only in the keys that make the groups. Grouped by a parameter, a pair may differ
+A pair has the same seed and the same data, and differs only in the keys that make the groups (which may be keys of the
+data). Grouped by a parameter, a pair may differ
 in that parameter; grouped by `mode`, in all of mode.*. Grouped by a tag, which says nothing of the configuration, it
 may differ in mode.*, switch.*, collective.* and every parameter that has one value in each group. Runs of one seed in
 several configurations depend on each other: they are averaged per seed first.
@@ -125,10 +126,17 @@ def _one_value_each(members: Mapping[Key, Sequence[Run]], skipped: Sequence[str]
 
 
 def pairs_of(runs: Sequence[Run], reference: Sequence[Run], free: Key) -> Pairs:
-    """Pair runs with runs of `reference` that have the same seed and configuration, apart from the `free` keys."""
+    """Pair runs with runs of `reference` that have the same seed, configuration and data, apart from the `free` keys.
+
+    The content of the data may differ where a key of the data is free; where it is unknown, it counts as the same."""
     ours, theirs = _by_pair(runs, free), _by_pair(reference, free)
-    alone = [run for pair, runs in ours.items() if pair not in theirs for run in runs]
-    return Pairs([(theirs[pair], runs) for pair, runs in ours.items() if pair in theirs], alone)
+    any_data = any(key.startswith("data") for key in free)
+    shared = {
+        pair for pair in ours.keys() & theirs.keys()
+        if any_data or len({run.data for run in (*ours[pair], *theirs[pair])} - {""}) <= 1
+    }  # fmt: skip
+    alone = [run for pair, runs in ours.items() if pair not in shared for run in runs]
+    return Pairs([(theirs[pair], runs) for pair, runs in ours.items() if pair in shared], alone)
 
 
 def by_pairs(pairs: Pairs, metric: str) -> list[tuple[float, float]]:
@@ -167,15 +175,17 @@ def _by_pair(runs: Sequence[Run], free: Key) -> dict[Configuration, list[Run]]:
 
 
 def why_alone(alone: Sequence[Run], reference: Sequence[Run], free: Key) -> str:
-    """Describe why runs have no partner in `reference`: the seeds or parameters that differ."""
+    """Describe why runs have no partner in `reference`: the seeds, parameters or data that differ."""
     seeds = {run.seed for run in reference}
     lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural_key((seed,)))
     if lonely:
         return f"seed {', '.join(lonely)}"
-    twin = next(run for run in reference if run.seed == alone[0].seed)
-    ours, theirs = (dict(configuration(run, free)) for run in (alone[0], twin))
+    own = configuration(alone[0], free)
+    others = [configuration(run, free) for run in reference if run.seed == alone[0].seed]
+    nearest = min(others, key=lambda each: len(each ^ own))
+    ours, theirs = dict(own), dict(nearest)
     differing = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} or ours.keys() ^ theirs.keys()
-    return f"they differ in {', '.join(sorted(differing))}"
+    return f"they differ in {', '.join(sorted(differing)) or 'the content of their data'}"
 
 
 def natural_key(key: Key) -> list[tuple[int, float, str]]:

@@ -143,8 +143,9 @@ def answer(report: Report) -> str:
     judged = [(group, group.verdict) for group in report.groups if group.verdict]
     kept = [each for each in judged if each[1].kind in (SAME, BETTER)]
     title = report.columns[0].title
-    if len(judged) > 1 and kept and report.columns[0].metrics != ("eps",):
-        fastest, verdict = max(kept, key=lambda each: each[0].rate.mean if each[0].rate else 0.0)
+    paced = [(group.rate.mean, (group, verdict)) for group, verdict in kept if group.rate]
+    if len(judged) > 1 and paced and report.columns[0].metrics != ("eps",):
+        _, (fastest, verdict) = max(paced, key=lambda each: each[0])
         return (
             f"Against {report.baseline}: the fastest with the same {title} or a better one is {name_of(fastest.key)}, "
             f"{verdict.words}{_pace(report, fastest)}."
@@ -157,7 +158,7 @@ def answer(report: Report) -> str:
             f"{name_of(group.key)} {verdict.words}{_pace(report, group).replace(';', ',')}"
             for group, verdict in judged if verdict.kind != UNDECIDED
         ]  # fmt: skip
-        more = [f"{len(decided) - MOST_VERDICTS} more lines differ"] if len(decided) > MOST_VERDICTS else []
+        more = [f"{len(decided) - MOST_VERDICTS} more lines are decided"] if len(decided) > MOST_VERDICTS else []
         unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, more seeds are needed"
         rest = [unsure] if len(decided) < len(judged) else []
         return f"Against {report.baseline}: {'; '.join([*decided[:MOST_VERDICTS], *more, *rest])}."
@@ -184,7 +185,7 @@ def _mean(group: Group, metric: str) -> float:
 def sentences(report: Report) -> list[str]:
     """Write the sentences below the table: how to read it, warnings, and which runs were left out and why."""
     said = []
-    if any(group.n > 1 for group in report.groups):
+    if any(len(group.seeds) > 1 for group in report.groups):
         said.append("±: standard deviation over the seeds of a line.")
     if any(group.difference for group in report.groups):
         said.append(

@@ -30,6 +30,7 @@ from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
+    CELL,
     COMMAND,
     Run,
     connect,
@@ -139,6 +140,7 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     metrics = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)} if finished else {}
     own = {key: str(value) for key, value in ((config.get("tracking") or {}).get("tags") or {}).items()}
     tags = {**own, MODE_TAG: str(result["mode"]), COMMAND: str(result.get("command") or "")}
+    tags |= {CELL: str(result["cell"])} if result.get("cell") else {}
     tags |= {DAYS_TAG: "rows"} if result.get("days_by_rows") else {}
     tags |= {ORIGIN: str(result["origin"])} if result.get("origin") else {}
     tags |= {SLOW_WORKER: slow} if (slow := slow_sentence(result.get("time") or {})) else {}

@@ -86,6 +86,7 @@ class Server:
         self.fenced_frames = 0
         self.slowdown: ServerSlowdown | None = None
         self._waiting_pulls: list[tuple[Channel, Pull, Frame]] = []
+        self._early_pushes: list[tuple[Channel, Frame]] = []  # of phases not announced here yet
         self._barriers: list[int] = []
         self._slices_in_slots: dict[int, deque[GradientSlice]] = {}
         self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
@@ -172,14 +173,16 @@ class Server:
             raise WireError(f"a push of {n} rows with {frame.payload.size} bytes")
         if push.dense not in (0, self.dense_size):
             raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
+        if push.phase > self.phase:  # to a successor, whose messages from the coordinator are still on their way
+            self._early_pushes.append((channel, frame))
+            return
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:9], push.rows, *push[9:])
         if push.phase == self.phase:
             self._stage(channel, push, frame, staged)
         else:
             frame.release()
         # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
-        if push.phase <= self.phase:
-            self.coordinator.send(staged)
+        self.coordinator.send(staged)
 
     def _stage(self, channel: Channel, push: Push, frame: Frame, report: Staged) -> None:
         if push.rows < 0:
@@ -269,6 +272,9 @@ class Server:
         for batch in self.shard.staged:  # this batch was given up at a switch
             self.shard.drop(batch)
         self.shard.begin_phase()
+        early, self._early_pushes = self._early_pushes, []
+        for push in early:
+            self.handle(*push)
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
         counters = {"fenced": self.fenced_frames} if self.fenced_frames else {}

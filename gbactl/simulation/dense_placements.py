@@ -9,7 +9,7 @@ order are held. A trainer's gradients are computed at a batch's start and applie
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,13 @@ from gbactl.config import RunConfig
 from gbactl.config.shard_specs import dense_block
 from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels import codec_of
-from gbactl.kernels.base import Floats
+from gbactl.kernels.base import Floats, aligned_copy
 from gbactl.kernels.half_precision import round_here
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.network import RingRounds, SimulatedRing
 from gbactl.simulation.replica_trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, State, VirtualWorker
-from gbactl.store.dense import DenseBlock, dense_square
+from gbactl.store.dense import dense_square
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms
 from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, push_views, scale_by_weight
@@ -272,9 +272,9 @@ class ReplicatedDense(DensePlacement):
 class TrainerDense(DensePlacement):
     """Placement with a replica per worker: gradients are computed at a batch's start and applied at its end."""
 
-    def __init__(self, compute: SharedCompute, make_block: Callable[[], DenseBlock], rounds: RingRounds) -> None:
+    def __init__(self, cfg: RunConfig, compute: SharedCompute, rounds: RingRounds) -> None:
         super().__init__(compute)
-        self._make_block, self._rounds = make_block, rounds
+        self._cfg, self._rounds = cfg, rounds
         self._trainers: dict[int, VirtualTrainer] = {}
         self._computed: dict[tuple[int, int], tuple[Payloads, Floats]] = {}
 
@@ -282,8 +282,9 @@ class TrainerDense(DensePlacement):
         """Return a worker's trainer, made at the first call."""
         known = self._trainers.get(worker.index)
         if known is None or known.worker is not worker:  # a successor has a replica of its own
-            made = VirtualTrainer(worker, self._make_block(), self.compute.held, self._rounds)
-            self._trainers[worker.index] = made
+            resumed = self._cfg.home == "replicas" and worker.peer.incarnation == 0
+            block = dense_block(self._cfg, aligned_copy(self.flat.initial()), self.flat.dense_spec, resumed)
+            self._trainers[worker.index] = VirtualTrainer(worker, block, self.compute.held, self._rounds)
         return self._trainers[worker.index]
 
     def take_over(self, worker: VirtualWorker, states: list[State]) -> None:

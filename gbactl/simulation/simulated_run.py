@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
+from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig, samples_of
-from gbactl.config.shard_specs import dense_block, shard_spec
+from gbactl.config.shard_specs import shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of
-from gbactl.kernels.base import Floats, aligned_copy
+from gbactl.kernels.base import Floats
 from gbactl.kernels.native import flushed
 from gbactl.models.gradient_computer import torch_threads
 from gbactl.nodes.role_setup import header
@@ -38,7 +38,6 @@ from gbactl.simulation.network import TICK, Host, Network, RingRounds, Simulated
 from gbactl.simulation.process_failures import FailureInjection
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.worker import ClusterShared, DensePlacement, Placements, VirtualWorker
-from gbactl.store.dense import DenseBlock
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Event, Hello, Ready
@@ -185,7 +184,7 @@ class VirtualCluster:
 
     def _placements(self) -> Placements:
         cfg = self.cfg
-        trainers = TrainerDense(self.compute, self._replicas(), RingRounds(self._ring(1, TICK)))
+        trainers = TrainerDense(cfg, self.compute, RingRounds(self._ring(1, TICK)))
         placements: dict[str, DensePlacement] = {"replicas": trainers, "servers": ServedDense(self.compute)}
         if "workers" in cfg.homes:
             placements["workers"] = ReplicatedDense(cfg, self.compute, self._ring(cfg.collective.buckets))
@@ -196,20 +195,6 @@ class VirtualCluster:
         name = self.cfg.collective.name
         item, agreed = ring_item(name, self.cfg.transport.wire_dtype), buckets if name == "horovod" else 0
         return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
-
-    def _replicas(self) -> Callable[[], DenseBlock]:
-        """Return a function that makes a trainer's replica, like TrainerDense (trainer/hogwild_training.py)."""
-        cfg, flat = self.cfg, self.compute.flat
-        resume = cfg.resume if cfg.home == "replicas" else None
-        state = None if resume is None else dense_state(chain_at(Path(resume)))
-
-        def make() -> DenseBlock:
-            block = dense_block(cfg, aligned_copy(flat.initial()), flat.dense_spec)
-            if state is not None:
-                load_dense(block, state)
-            return block
-
-        return make
 
 
 def run_virtual(

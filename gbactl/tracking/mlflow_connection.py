@@ -28,6 +28,7 @@ BUSY_SECONDS = 30
 NOTE, PARENT = "mlflow.note.content", "mlflow.parentRunId"
 RUN_KIND, SWEEP = "gbactl.kind", "sweep"  # tag of a run that is no training, and its value for a sweep's parent run
 COMMAND = "gbactl.command"
+CELL = "gbactl.cell"  # tag of a training run: hashes of its configuration, its data and its code, joined by "-"
 TAKEN = "gbactl.taken_by."  # tag of a run that a sweep took as it was, while it is another one's child; id of the sweep
 _CREATE_SECONDS = 120
 _QUIET = {
@@ -219,6 +220,16 @@ class Run:
     def command(self) -> str:
         """Command that runs the run again; "" for a run of an older version."""
         return self.tags.get(COMMAND, "")
+
+    @property
+    def data(self) -> str:
+        """First digits of the fingerprint of the run's data; "" where it is unknown."""
+        return self.tags.get(CELL, "").partition("-")[2].partition("-")[0]
+
+    @property
+    def code(self) -> str:
+        """Code version of gbactl that the run was made with; "" where it is unknown."""
+        return self.tags.get(CELL, "").rpartition("-")[2]
 
     @property
     def sweeps(self) -> set[str]:

@@ -50,12 +50,14 @@ class MemoryChannel:
 
 
 class MemoryHub:
-    """In-memory hub of one node; `network` maps addresses to hubs and is shared by the nodes of a test."""
+    """In-memory hub of one node; `network` maps addresses to hubs and is shared by the nodes of a test.
+
+    As on sockets, only a coordinator has the address of the one before: a dead server's leads nowhere."""
 
     def __init__(self, network: dict[str, MemoryHub], me: Peer) -> None:
         self.network = network
         self.me = me
-        self.address = str(me)
+        self.address = str(me) if me.role == "coordinator" or not me.incarnation else f"{me}-{me.incarnation}"
         self.refused: Counter[str] = Counter()
         self.traffic = TrafficCounter()
         self.inbox: queue.SimpleQueue[tuple[Channel, Frame]] = queue.SimpleQueue()
@@ -72,6 +74,8 @@ class MemoryHub:
         near.other, far.other = far, near
         self._channels.append(near)
         there._channels.append(far)
+        if there._closed:  # meanwhile
+            far.close()
         return near
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:

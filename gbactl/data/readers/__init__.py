@@ -21,7 +21,10 @@ COMMON = ("name", "target", "cache")  # keys that all sources have
 
 
 class Source(Protocol):
-    """Data source: options that find their source files and write the cache's arrays."""
+    """Data source: options that find their source files and write the cache's arrays.
+
+    A reader that makes other arrays than before of the same files and options raises its `arrays_version` (an int
+    ClassVar; 1 where there is none), so that no cache of an earlier version is reused."""
 
     def sources(self) -> list[SourceFile]:
         """Find the source files. Raises ConfigError or DataError."""

@@ -60,7 +60,6 @@ Floats = NDArray[np.float32]
 class Table:
     """Options of the data source data=table."""
 
-    #: raised where the same files and schema become other arrays, so that no cache of an earlier version is reused
     arrays_version: ClassVar[int] = 2
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["*.parquet", "*.csv*", "*.tsv*"])

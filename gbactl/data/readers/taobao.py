@@ -188,7 +188,6 @@ def _records(file: SourceFile, bad: BadLines, progress: Progress) -> Iterator[ND
 class Taobao:
     """Options of the data source data=taobao."""
 
-    #: raised where the same files become other arrays, so that no cache of an earlier version is reused
     arrays_version: ClassVar[int] = 2
     path: str | list[str] | None = None
     history_length: Annotated[int, Bounds(at_least=0, at_most=100_000)] = 50

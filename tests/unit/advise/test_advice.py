@@ -126,6 +126,7 @@ def test_a_mode_that_diverges_is_left_out_and_sync_must_not() -> None:
     lost = [replace(ASYNC[0], diverged="The loss is NaN.", result={}), *ASYNC[1:]]
     found = advice(lost, outcomes("gba", 2300))
     assert [each.mode for each in found.standings] == ["gba", "sync"]
+    assert sentence(advice(lost), 4, 3, 200, 150, MORE) == "Stay with sync with 4 workers: all other modes diverge."
     assert "async diverged with seed 0, and is left out: The loss is NaN." in found.report.notes
     with pytest.raises(DivergedError, match="Already sync diverges: The loss"):
         advice_of([replace(SYNC[0], diverged="The loss is NaN.")], None)
@@ -164,6 +165,7 @@ def test_it_is_rendered_and_plain() -> None:
 
 def test_one_seed_decides_nothing() -> None:
     one = [each for each in (*SYNC, *outcomes("gba", 2300)) if each.seed == 0]
+    assert not any(note.startswith("EPS ") for note in advice_of(one, None).report.notes), "it says nothing of a range"
     assert advice_of(one, None).for_mode("gba").auc == "undecided"
     assert "but its AUC may be worse (0.00000)" in sentence(advice_of(one, None), 4, 3, 200, 150, MORE)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gbactl.advise import data_subset
 from gbactl.advise.advise_command import PROBE_STEPS, SPARE, AdviseOptions, Advising, default_modes
 from gbactl.advise.simulation_jobs import SimulationSeconds
+from gbactl.data.dataset import Split, open_dataset
 from gbactl.errors import ConfigError, UsageError
 from tests.support import small_data
 
@@ -40,6 +44,8 @@ def test_a_typed_mode_is_compared_beside_the_others() -> None:
     assert list(advising(*own, modes="gba,mine").modes) == ["sync", "gba", "mine"]
     with pytest.raises(UsageError, match="--modes mine is not known"):
         advising(modes="gba,mine")
+    with pytest.raises(UsageError, match="--modes names no mode to compare with sync; type some of: async, "):
+        advising(modes="sync,")
 
 
 def test_a_mode_that_cannot_run_on_the_cluster_is_left_out_unless_it_was_typed() -> None:
@@ -60,6 +66,17 @@ def test_a_model_that_breaks_the_contract_is_refused_before_any_simulation(
     with pytest.raises(ConfigError, match=r"model\.target=flat_model\.Flat"):
         advising("model.target=flat_model.Flat").run()
     assert not (tmp_path / "runs").exists()
+
+
+def test_data_in_which_no_mode_has_an_auc_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = open_dataset(data)
+    *others, last = whole.splits
+    unclicked = Split(last.name, replace(last.whole, labels=np.zeros_like(last.whole.labels)))
+    monkeypatch.setattr(data_subset, "opened", lambda path: replace(whole, splits=(*others, unclicked)))
+    command = advising(modes="sync,gba")
+    command.options = replace(command.options, samples=640)
+    with pytest.raises(UsageError, match="All 640 samples to judge by have the label 0, so modes have no AUC"):
+        command._subset(data, {}, 1)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,9 @@ from gbactl.config import (
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.coordinator.state import config_at
+from gbactl.data.dataset import Dataset
 from gbactl.launch.checkpoint_command import export
+from gbactl.nodes import role_setup
 from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.server.shard_server import Server
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
@@ -45,6 +47,7 @@ from gbactl.wire.messages import (
     Save,
     SaveReplica,
 )
+from gbactl.wire.startup_document import StartupDocument
 from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Death, Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.memory_cluster import Killed, run_in_memory
@@ -273,6 +276,35 @@ def test_whom_a_trainer_exchanges_with_dies(
     result = run_in_memory(config(mode, servers=servers, hogwild_threads=2), data, tmp_path)
     adds_up(result)
     assert len(result["recovery"]) == 2 and result["replicas"]["exchanges"] > 5
+
+
+def test_a_trainer_hears_of_a_successor_that_is_dead_already(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one listens by then, and serves only later; what the trainer has computed meanwhile must not be lost."""
+    listens, heard = threading.Event(), threading.Event()
+    plain, loads = WorkerClient._relocated, role_setup._shard_again
+
+    def relocated(this: Any, message: Any) -> None:
+        late = (this.index, message.incarnation) == (1, 1)
+        if late:
+            assert listens.wait(20.0), "the first successor has not died"
+        plain(this, message)
+        if late:
+            heard.set()
+
+    def shard_again(boot: StartupDocument, dataset: Dataset) -> Any:
+        if boot.incarnation == 2:
+            listens.set()
+            assert heard.wait(20.0)
+        return loads(boot, dataset)
+
+    monkeypatch.setattr(WorkerClient, "_relocated", relocated)
+    monkeypatch.setattr(role_setup, "_shard_again", shard_again)
+    Victim(monkeypatch, EasgdUpdate, 5, lives=2)
+    result = run_in_memory(config("shadow_easgd", servers=1, hogwild_threads=2), data, tmp_path)
+    adds_up(result)
+    assert heard.is_set() and len(result["recovery"]) == 2
 
 
 @pytest.mark.quick(3)

@@ -588,6 +588,7 @@ def test_remote_files_are_read_in_place(form: str, load: Load, tmp_path: Path, s
     for chain in (
         f"simplecache::memory://tables/{form}/day_0*",
         f"zip://*.{form}::file://{tmp_path}/t.zip",
+        f"zip::file://{tmp_path}/t.zip",
         f"zip://*.{form}::simplecache::file://{tmp_path}/t.zip",
         f"simplecache::zip://*.{form}::file://{tmp_path}/t.zip",
     ):

@@ -113,6 +113,21 @@ def test_why_an_agent_does_not_start() -> None:
     assert starter.run(["true"], "/nowhere", "ab") == ""
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("The actor died.", "The actor died."),
+        (
+            "Failed to set up runtime environment.\nTraceback:\n  File ...\nOSError: no package\n",
+            "Failed to set up runtime environment. OSError: no package",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_why_ray_does_not_run_an_agent(raised: str, told: str) -> None:
+    assert ray._reason(RuntimeError(raised)) == told
+
+
 @pytest.mark.parametrize("command_ends", [False, True])
 def test_a_driver_that_waits_for_an_agent_ends_with_its_launcher_or_its_command(
     monkeypatch: pytest.MonkeyPatch, command_ends: bool

@@ -82,18 +82,20 @@ def test_a_cell_twice_is_an_error(study: Any, sweep: Path) -> None:
 
 RUNNER = """
 from pathlib import Path
-from gbactl.errors import GbactlError
+from gbactl.errors import DivergedError, GbactlError
 
 def run(overrides, folder):
     with Path("ran.txt").open("a") as ran:
         print(overrides[-2], folder.is_dir(), file=ran)
     if overrides[-2] == "seed=2" and not Path("whole").exists():
         raise GbactlError("broken")
+    if overrides[-2] == "seed=3":
+        raise DivergedError("infinite")
     return {"auc": 0.5, "rounds": [1]}
 """
 
 
-def test_the_cells_behind_a_failed_one_are_run_and_a_study_goes_on(
+def test_the_cells_behind_a_failed_one_are_run_and_a_study_goes_on_and_one_that_diverged_is_done(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,13 +116,16 @@ parts:
     assert told[0] == "4 cells to run, 0 recorded" and len(told) == 5
     assert told[-1].startswith("run 4 of 4: first: seed=") and told[-1].endswith(", 0:00 left")
     assert sum(line.count("seed=2 mode=gba: failed") for line in told) == 1
+    assert sum(line.count("seed=3 mode=gba: 0:00, diverged") for line in told) == 1
     (tmp_path / "whole").touch()
     again = study.Record.of(tmp_path / "sweep.yaml")
     assert len(again.lines) == 3
     study.run_parts(parts, again)
     ran = (tmp_path / "ran.txt").read_text().splitlines()
     assert sorted(ran) == [f"seed={n} True" for n in (1, 2, 2, 3, 4)]
-    assert [again.lines[cell.overrides]["result"]["auc"] for cell in parts[0].cells] == [0.5] * 4
+    found = importlib.import_module("study_results").Results(tmp_path / "sweep.yaml")
+    assert {cell.seed: cell.result["auc"] for cell in found.found("first")} == {"1": 0.5, "2": 0.5, "4": 0.5}
+    assert found.origin("first").startswith("first: 4 runs (1 diverged), seeds 1, 2, 3, 4, code version ")
     assert not list((tmp_path / study.STUDIES).iterdir())
 
 

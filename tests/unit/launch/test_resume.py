@@ -95,6 +95,21 @@ def test_every_checkpoint_of_sync_goes_on_bit_for_bit(
             assert again[key] == result[key], key
 
 
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [({"seed": 7}, True), ({"seed": 7, "data": {"seed": 7}}, True), ({"optim": {"lr": 0.5}}, False)],
+)
+def test_the_origin_of_a_resumed_run_does_not_tell_seeds_apart(
+    sync: tuple[Path, dict[str, Any]], changed: dict[str, Any], same: bool
+) -> None:
+    def origin(config: dict[str, Any]) -> str:
+        chain = CheckpointFolder(sync[0] / "checkpoints").verified("cut-000001")
+        last = dataclasses.replace(chain.last, config={**chain.last.config, **config})
+        return resuming.StartingPoint(dataclasses.replace(chain, manifests=(*chain.manifests[:-1], last))).origin
+
+    assert (origin(changed) == origin({})) == same
+
+
 @pytest.mark.parametrize(("servers", "dense"), [(1, None), (3, None), (3, 1)])
 def test_rows_are_dealt_anew_and_sync_does_not_notice(
     sync: tuple[Path, dict[str, Any]], data: dict[str, Any], tmp_path: Path, servers: int, dense: int | None

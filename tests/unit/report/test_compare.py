@@ -136,6 +136,40 @@ def test_another_configuration_does_not_pair() -> None:
     )
 
 
+def of_cell(found: Run, data: str, code: str = "c0de") -> Run:
+    return replace(found, tags={"gbactl.cell": f"0000-{data}-{code}" if data else ""})
+
+
+@pytest.mark.parametrize(
+    ("sync", "gba", "by", "paired"),
+    [
+        ("da7a", "da7a", None, True), ("da7a", "beef", None, False), ("da7a", "", None, True),
+        ("da7a", "beef", ["mode"], False), ("da7a", "beef", ["mode", "data.path"], True),
+    ],
+)  # fmt: skip
+def test_runs_on_data_of_other_content_do_not_pair_unless_data_are_compared(
+    sync: str, gba: str, by: list[str] | None, paired: bool
+) -> None:
+    """As where a file was changed, and some of the runs were repeated."""
+    runs = [
+        of_cell(run(mode, 1, 0.8, data__path="a.csv"), data)
+        for mode, data in (("sync", sync), ("gba", gba), ("bsp", sync))
+    ]
+    report = compare(runs, by=by)
+    differences = {each.key[0]: each.difference is not None for each in report.groups}
+    assert differences == {"sync": False, "gba": paired, "bsp": True}
+    told = "gba: 1 of 1 runs have no partner in sync (they differ in the content of their data)."
+    assert report.notes == (() if paired else (told,))
+
+
+def test_pairs_of_several_code_versions_are_told() -> None:
+    runs = [
+        of_cell(run(mode, seed, 0.8), "da7a", "new" if mode == "gba" and seed > 1 else "old")
+        for mode in ("sync", "gba", "bsp") for seed in (1, 2, 3)
+    ]  # fmt: skip
+    assert compare(runs).notes == ("gba: 2 of 3 pairs are of runs of different code versions (new, old).",)
+
+
 def test_a_model_is_not_part_of_the_mode() -> None:
     runs = [run("sync", 1, 0.8), run("gba", 1, 0.7, model__name="wide_deep")]
     assert group(compare(runs), "gba", "model=wide_deep").difference is None
@@ -165,6 +199,21 @@ def test_what_differs_beyond_the_seed_splits_the_lines() -> None:
     assert all(each.n == 2 for each in report.groups)
     assert [each.difference.mean for each in report.groups if each.difference] == [pytest.approx(0.1)] * 3
     assert report.notes == ()
+
+
+@pytest.mark.parametrize("key", ["data__seed", "faults__seed"])
+def test_a_seed_that_follows_the_runs_seed_splits_nothing_and_pairs_have_it_in_common(key: str) -> None:
+    """As data.seed=${seed}, which is written as each run's number; where one run has another one, it splits."""
+    aucs = {"sync": (0.80, 0.81, 0.82), "gba": (0.79, 0.82, 0.81)}
+    plans = {"faults__plans": SLOW}
+    runs = [run(mode, seed, auc, **{key: str(seed)}, **plans) for mode in aucs for seed, auc in enumerate(aucs[mode])]
+    assert [each.key for each in compare(runs).groups] == [("sync",), ("gba",)]
+    assert compare(runs, by=["mode"]).notes == ()
+    difference = group(compare(runs), "gba").difference
+    assert (difference.n, difference.mean) == (3, pytest.approx(-0.01 / 3))
+    other = [*runs, run("gba", 3, 0.8, **{key: "0"}, **plans)]
+    name = key.replace("__", ".")
+    assert {each.key[1] for each in compare(other).groups} == {f"{name}={seed}" for seed in range(3)}
 
 
 def test_runs_of_before_faults_had_names_are_told_by_their_plans() -> None:
@@ -422,7 +471,8 @@ def test_one_round_alone() -> None:
     runs = [replace(each, metrics={**each.metrics, **of_day}) for each in three()]
     report = compare(runs, label="day 2")
     stats = group(report, "gba").stats
-    assert report.notes == ("All columns are of day 2 alone.",)
+    others = "log loss, NE, staleness mean / p50 / p99"
+    assert report.notes == (f"All columns are of day 2 alone; of the whole run: {others}.",)
     told = {name: stats[name].mean for name in ("auc", "eps", "decayed_percent") if stats[name]}
     assert told == {"auc": pytest.approx(0.7), "eps": 5.0, "decayed_percent": pytest.approx(25.0)}
     assert stats["logloss"] is not None, "a metric that rounds do not have is that of the run"

@@ -34,7 +34,7 @@ def test_a_sweep_from_a_base_compares_the_last_round(monkeypatch: pytest.MonkeyP
     assert "alone" not in sweep_table("", "")
     found = [replace(each, tags={ORIGIN: "abc@step9"}) for each in found]
     table = sweep_table("", "")
-    assert "All columns are of day 10 alone." in table and "0.75000" in table
+    assert "All columns are of day 10 alone; of the whole run: log loss, NE" in table and "0.75000" in table
 
 
 OPTIONS = ReportOptions(
@@ -50,6 +50,7 @@ def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path, monkey
         mode, _, seed = folder.name.partition("-s")
         config = {"mode": {"name": mode}, "seed": int(seed), "resume": f"runs/base-s{seed}/checkpoints/step-9"}
         result = {"status": "FINISHED", "mode": mode, "auc": 0.7 + int(seed) / 100, "origin": "abc@step9"}
+        result["cell"] = None if mode == "sync" else "0000-da7a-c0de"
         times = {name: {"compute": seconds, "batches": 1} for name, seconds in (("W0", 1.0), ("W1", 4.0), ("W2", 1.0))}
         result["time"] = {"processes": times}
         (folder / "config.yaml").write_text(json.dumps({**config, "tracking": {"tags": {"who": "me"}}}))
@@ -57,6 +58,7 @@ def test_resumed_runs_of_directories_pair_by_their_origin(tmp_path: Path, monkey
     found = [run_at(folder)[0] for folder in folders]
     assert [(each.key, each.n) for each in compare(found).groups] == [(("sync",), 2), (("gba",), 2)]
     assert found[0].tags["who"] == "me" and found[0].params["mode"] == "sync"
+    assert [(each.data, each.code) for each in found] == [("", "")] * 2 + [("da7a", "c0de")] * 2
     said = list[str]()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     report(replace(OPTIONS, runs=folders), said.append, said.append, said.append)

@@ -156,11 +156,17 @@ def test_a_gradient_that_comes_twice_counts_once(at: Setting) -> None:
     assert not at.server.refused
 
 
-def test_a_part_of_another_phase_is_ignored(at: Setting) -> None:
+def test_a_part_of_an_earlier_phase_is_ignored_and_one_of_a_later_phase_waits_for_it(at: Setting) -> None:
+    """A worker may reach a server that has taken a place before what the coordinator had sent that server."""
     at.push(0, [2], number=0)
     at.push(1, [2], number=2)
     assert at.told(at.c_hub) == [staged(0, 0)], "one of an earlier phase is told of: its worker is free now"
     assert at.shard.staged == ()
+    at.push(3, [2], number=3, worker=1)
+    at.coordinator.send(phase(2))
+    assert at.told(at.c_hub) == [staged(2, 1)] and at.shard.staged == (1,)
+    at.coordinator.send(phase(3))
+    assert at.told(at.c_hub) == [staged(3, 3, worker=1)] and at.shard.staged == (3,)
 
 
 def test_a_dropped_part_is_forgotten_and_may_come_again(at: Setting) -> None:

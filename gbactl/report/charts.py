@@ -214,7 +214,7 @@ def _plotted(rows: Iterable[Row]) -> list[Row]:
 
 def _label_lines(rows: Iterable[Row]) -> int:
     """Return the number of lines of the longest label of a group."""
-    return max(row["group"].count(", ") + 1 for row in rows)
+    return max(str(row["group"]).count(", ") + 1 for row in rows)
 
 
 def _layer(kind: str, mark: Row, encoding: Row) -> Spec:

@@ -157,9 +157,13 @@ class Checkpointing:
         return self.restored_position.stopped_early
 
     def save_last(self) -> Flow[None]:
-        """Save the final model after training; give up a checkpoint in progress unless its files are all written."""
+        """Save the final model after training; give up a checkpoint in progress unless its files are all written.
+
+        Saves nothing where a server fails meanwhile."""
         if self._open is not None and self._open.publication is not None:
             yield from self._wait()
+            if not self.run.can_save:
+                return
         self._discard()
         self._begin_between_steps(ended=True)
         yield from self._wait()

@@ -88,7 +88,8 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         made = with_times(made, curves, aim)
     drawn = [] if options.plots is None else write_figures(made, curves, options.plots)
     if options.form == "html":
-        title = ", ".join(run.name for run in runs) if options.runs else f"gbactl: {', '.join(options.experiments)}"
+        named = ", ".join(run.name for run in runs)
+        title = named if options.runs else f"MLflow experiment {', '.join(options.experiments)}"
         out(page(made, curves, runs, title).rstrip("\n"))
     else:
         out(for_stdout(render(made, options.form, *on_terminal()).rstrip("\n")))

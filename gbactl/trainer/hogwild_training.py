@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class ComputeThread(DensePlacement):
 
     def __init__(self, flat: FlatModel, thread: int, trainer: TrainerDense) -> None:
         self.flat, self.thread, self.trainer = flat, thread, trainer
-        self.computing = threading.Lock()
+        self.computing = threading.RLock()
         self._gradient: Floats = np.empty(0, np.float32)
 
     def load(self, item: BatchInProgress) -> None:
@@ -83,6 +83,8 @@ def start(thread: ComputeThread, work: Callable[[], None], client: WorkerClient)
             work()
         except BaseException as error:
             client.fail(error)
+            with suppress(RuntimeError):  # where it failed between two batches
+                thread.computing.release()  # else an exchange would wait for it for ever
 
     threading.Thread(target=run, name=f"compute {thread.thread}", daemon=True).start()
 

@@ -42,10 +42,9 @@ def test_the_plan_kills_it_and_both_lives_replay_as_one(launcher: Launcher) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["async", "hop_bw"])
-def test_it_is_killed_twice_and_a_worker_between(launcher: Launcher, mode: str) -> None:
-    more = () if mode == "async" else ("mode.backup=1",)
-    launched = launcher.start(f"mode={mode}", *SMALL, *more, "data.rows_per_day=90000", "model.hidden=[128,128]")
+def test_it_is_killed_twice_and_a_worker_between(launcher: Launcher) -> None:
+    mode = ("mode=hop_bw", "mode.backup=1")
+    launched = launcher.start(*mode, *SMALL, "data.rows_per_day=90000", "model.hidden=[128,128]")
     launched.training()
     os.kill(launched.node("C"), signal.SIGKILL)
     back = wait_for(lambda: re.search(r"goes on at step (\d+)", _log(launched, "C-1")))

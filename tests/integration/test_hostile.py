@@ -58,7 +58,7 @@ def test_a_worker_dies_while_strangers_stand_at_every_door(launcher: Launcher) -
 @pytest.mark.beside
 @pytest.mark.slow
 def test_who_does_not_encrypt_is_refused_and_counted(launcher: Launcher) -> None:
-    launched = launcher.start(*TRAINING, ENCRYPTED)
+    launched = launcher.start(*TRAINING, "data.rows_per_day=60000", ENCRYPTED)
     launched.training()
     for port in doors(launched):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:

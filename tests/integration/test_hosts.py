@@ -112,7 +112,7 @@ def _announced(launched: Launched, worker: int) -> int:
 
 @pytest.mark.beside
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["gba", "sync", "shadow_ma", "shadow_easgd", "fr_bmuf"])
+@pytest.mark.parametrize("mode", ["sync", "shadow_ma", "shadow_easgd", "fr_bmuf"])
 def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Callable[..., Site], mode: str) -> None:
     """Where their ring breaks a server sums then, for the successor too."""
     site = site_of()
@@ -141,6 +141,8 @@ def test_a_host_that_is_cut_off_ends_by_itself(site_of: Callable[..., Site]) -> 
     site.machines.mend("c")
     assert done.code == 0, done.err
     assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
+    assert "Host c is gone" in done.err and not done.result["samples"]["lost"]
+    assert (done.run_dir / "logs" / "W3-1.log").exists()
 
 
 @pytest.mark.beside
@@ -213,7 +215,7 @@ def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Sit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [("mode=gba",), ("mode=sync",), ("mode=gba", "cluster.lost_worker=end")])
+@pytest.mark.parametrize("how", [("mode=gba",), ("mode=gba", "cluster.lost_worker=end")])
 def test_hosts_that_lose_each_other_are_named_too(site_of: Callable[..., Site], how: tuple[str, ...]) -> None:
     """W3 on c and S1 on b, both of which the launcher reaches: the third W3 is on another host."""
     site = site_of()

@@ -17,22 +17,14 @@ HERE = ("cluster=hosts", "cluster.hosts=[localhost:2]")
 
 @pytest.mark.beside
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["gba", "sync"])
-def test_it_trains(launcher: Launcher, mode: str) -> None:
-    done = launcher.start(f"mode={mode}", *HERE).finish()
-    assert done.code == 0, done.err
-    assert done.result["samples"]["read"] == 4000
-    assert {path.stem for path in (done.run_dir / "logs").glob("*.log")} >= {"C", "S0", "S1", "W0", "W1"}
-    assert "localhost" in done.err and "the same" in done.err
-
-
-@pytest.mark.beside
-@pytest.mark.slow
 def test_it_has_the_bits_of_a_local_run(launcher: Launcher) -> None:
     overrides = ("mode=sync", "train.global_batch=240", "cluster.workers=3")
     local = launcher.train(*overrides)
-    hosts = launcher.train(*overrides, "cluster=hosts", "cluster.hosts=[localhost:3]")
-    assert hosts["checksums"] == local["checksums"]
+    done = launcher.start(*overrides, "cluster=hosts", "cluster.hosts=[localhost:3]").finish()
+    assert done.code == 0, done.err
+    assert done.result["checksums"] == local["checksums"] and done.result["samples"]["read"] == 4000
+    assert {path.stem for path in (done.run_dir / "logs").glob("*.log")} >= {"C", "S0", "S1", "W0", "W1", "W2"}
+    assert "localhost" in done.err and "the same" in done.err
 
 
 @pytest.mark.beside

@@ -22,7 +22,13 @@ LONG_SECONDS = 1200
 START = tuple(Path("docs/start") / name for name in ("install.md", "first-run.md", "reading-the-table.md"))
 # the pages of a sequence share a directory
 MEASURED = tuple(Path("docs/how-to") / name for name in ("size-a-cluster.md", "ask-which-mode.md"))
-SEQUENCES = [START, MEASURED, *((page,) for page in pages() if page not in (*START, *MEASURED))]
+# of the same runs, and a sweep trains none twice
+COMPARED = tuple(
+    Path("docs") / name
+    for name in ("how-to/choose-a-mode.md", "how-to/async-worse-than-one-machine.md", "tutorials/a-bad-day.md")
+)
+TOGETHER = (START, MEASURED, COMPARED)
+SEQUENCES = [*TOGETHER, *((page,) for page in pages() if not any(page in sequence for sequence in TOGETHER))]
 
 
 def environment(workplace: Path) -> dict[str, str]:

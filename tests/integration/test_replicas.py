@@ -113,7 +113,7 @@ def test_another_trainer_takes_the_place_of_one_that_died_or_hangs(launcher: Lau
 @pytest.mark.beside
 @pytest.mark.slow
 def test_a_running_job_becomes_elastic_and_goes_back(launcher: Launcher) -> None:
-    launched = launcher.start(*LONG, "mode=gba", "mode.local_batch=64")
+    launched = launcher.start(*LONG, "data.rows_per_day=30000", "mode=gba", "mode.local_batch=64")
     launched.training()
     states = []
     for mode, more in (("shadow_easgd", ("--set", "shadow_interval=0.01")), ("gba", ())):
@@ -124,7 +124,7 @@ def test_a_running_job_becomes_elastic_and_goes_back(launcher: Launcher) -> None
         assert asked.returncode == 0, asked.stderr
         states.append(json.loads(asked.stdout.splitlines()[-1])["state"])
     done = launched.finish()
-    adds_up(done, 60000)
+    adds_up(done, 30000)
     assert states == ["done", "done"]
     assert [phase["mode"] for phase in done.result["phases"]] == ["gba", "shadow_easgd", "gba"]
     assert [("replicas" in phase) for phase in done.result["phases"]] == [False, True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -76,15 +77,6 @@ def test_sync_that_went_back_has_the_bits_of_a_run_in_which_nobody_died(launcher
     assert len(killed["recovery"]) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", ["kill_server", "hang_server"])
-@pytest.mark.parametrize("mode", ["async", "hop_bs"])
-def test_the_ready_made_plans(launcher: Launcher, plan: str, mode: str) -> None:
-    options = ("experiment=smoke", "data.days=2", f"mode={mode}", f"faults={plan}", "cluster.hang_seconds=2")
-    result = ended(launcher.start(*options, small=False), 40_000)
-    assert [failed["process"] for failed in result["recovery"]] == ["S0"]
-
-
 READY_MADE = {
     "kill_worker": "W1", "hang_worker": "W1", "kill_server": "S0", "hang_server": "S0", "kill_coordinator": "C",
 }  # fmt: skip
@@ -92,9 +84,12 @@ READY_MADE = {
 
 @pytest.mark.beside
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["gba", "sync", "shadow_ma"])
-@pytest.mark.parametrize("plan", READY_MADE)
+@pytest.mark.parametrize(
+    ("plan", "mode"),
+    [*itertools.product(READY_MADE, ("sync", "shadow_ma")), ("hang_worker", "gba"), ("hang_server", "gba")],
+)
 def test_a_ready_made_failure_in_the_smoke_experiment_as_it_is(launcher: Launcher, plan: str, mode: str) -> None:
+    """Those that kill in `gba` are commands of docs/tutorials/survive-failures.md."""
     launched = launcher.start("experiment=smoke", f"mode={mode}", f"faults={plan}", small=False)
     result = ended(launched, 80_000, within=40)
     failure = plan.partition("_")[0]

@@ -53,7 +53,7 @@ def stopped(launched: Launched) -> None:
 def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> None:
     uri = f"sqlite:///{launcher.cwd / 'mlflow.db'}"
     launched = launcher.start(
-        *LONG, "data.rows_per_day=180000", "mode=sync", f"collective={collective()}", "switch.prepare=all",
+        *LONG, "data.rows_per_day=80000", "mode=sync", f"collective={collective()}", "switch.prepare=all",
         f"tracking.uri={uri}", tracking=True,
     )  # fmt: skip
     launched.training()
@@ -77,7 +77,7 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     note = connect(uri).get_run(result["run_id"]).data.tags[NOTE]
     assert asked.format(*(p["first_step"] for p in result["phases"][1:])) in note
     samples = result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] == 180000
+    assert samples["read"] == samples["trained"] + samples["decayed"] == 80000
     before = sums(launched)
     assert len(before) == 4 and before[0] == before[1] and before[2] == before[3] != before[0]
     ended = switch(launcher, *run, "--to", "gba")

@@ -24,10 +24,34 @@ def run(command: list[str | Path], cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the sources, without what an earlier build left there."""
-    tree = tmp_path_factory.mktemp("tree")
+@pytest.mark.slow
+def test_an_installed_wheel_works_outside_the_tree(tmp_path: Path) -> None:
+    wheel = built(tmp_path)
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"gbactl/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
+    assert any(name.startswith("gbactl/kernels/_native") and name.endswith(".so") for name in names)
+    assert "gbactl/kernels/kernels.cpp" in names
+    assert not any(name.startswith(("conf/", "tests/", "experiments/")) for name in names)
+
+    folder, away = tmp_path / "venv", tmp_path / "away"
+    away.mkdir()
+    installed(wheel, folder)
+    gbactl = folder / "bin" / "gbactl"
+    assert run([gbactl, "--version"], away).startswith("gbactl, version")
+    printed = run([gbactl, "train", "mode=gba", "--cfg", "job"], away)
+    assert "name: gba" in printed
+    where = "import gbactl, gbactl.conf_catalogue; print(gbactl.__file__, gbactl.conf_catalogue.conf_dir())"
+    package, conf = run([folder / "bin" / "python", "-c", where], away).split()
+    assert Path(package).is_relative_to(folder)
+    assert Path(conf).is_relative_to(folder)
+    code = "from gbactl.kernels import load; print(type(load('native')).__name__)"
+    assert "Native" in run([folder / "bin" / "python", "-c", code], away)
+
+
+def built(folder: Path) -> Path:
+    """Build a wheel from a copy of the sources, without what an earlier build left there."""
+    tree = folder / "tree"
+    tree.mkdir()
     ignore = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
     for name in TREE:
         source = ROOT / name
@@ -40,41 +64,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((tree / "out").glob("gbactl-*.whl"))
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel; its libraries are those of this Python, through a .pth file."""
-    folder = tmp_path_factory.mktemp("venv")
-    run([sys.executable, "-m", "venv", folder], folder)
+def installed(wheel: Path, folder: Path) -> None:
+    """Make an environment with the wheel; its libraries are those of this Python, through a .pth file."""
+    run([sys.executable, "-m", "venv", folder], folder.parent)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel]
     run(pip, folder)
     packages = next(folder.glob("lib/python*/site-packages"))
     # Plain paths only: the editable finder of the outer environment must not be started here.
     (packages / "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    return folder
-
-
-@pytest.mark.slow
-def test_the_wheel_carries_every_configuration_file_and_the_kernels(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"gbactl/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
-    assert any(name.startswith("gbactl/kernels/_native") and name.endswith(".so") for name in names)
-    assert "gbactl/kernels/kernels.cpp" in names
-    assert not any(name.startswith(("conf/", "tests/", "experiments/")) for name in names)
-
-
-@pytest.mark.slow
-def test_the_installed_command_works_outside_the_tree(installed: Path, tmp_path: Path) -> None:
-    gbactl = installed / "bin" / "gbactl"
-    assert run([gbactl, "--version"], tmp_path).startswith("gbactl, version")
-    printed = run([gbactl, "train", "mode=gba", "--cfg", "job"], tmp_path)
-    assert "name: gba" in printed
-    where = "import gbactl, gbactl.conf_catalogue; print(gbactl.__file__, gbactl.conf_catalogue.conf_dir())"
-    package, conf = run([installed / "bin" / "python", "-c", where], tmp_path).split()
-    assert Path(package).is_relative_to(installed)
-    assert Path(conf).is_relative_to(installed)
-
-
-@pytest.mark.slow
-def test_the_installed_kernels_are_the_compiled_ones(installed: Path, tmp_path: Path) -> None:
-    code = "from gbactl.kernels import load; print(type(load('native')).__name__)"
-    assert "Native" in run([installed / "bin" / "python", "-c", code], tmp_path)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder, read_manifest, write_manifest
+from gbactl.checkpoint.publishing import Publication
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -26,6 +27,7 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator import event_log
+from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
 from gbactl.replay.event_log_scan import scan
@@ -46,6 +48,7 @@ from gbactl.wire.messages import (
     ReloadCheckpoint,
     Save,
 )
+from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed, run_in_memory
@@ -184,6 +187,47 @@ def test_between_phases_and_while_saving(
     assert victim.deaths == 1
     if not (after and (kind, turn) == (Inspect, 2)):  # with its last answer the run was over
         counted(result)
+    assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
+
+
+@pytest.mark.parametrize("save", ["cpr", "full"])
+def test_while_the_end_waits_for_a_checkpoint_of_which_only_the_manifest_is_missing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
+) -> None:
+    begun, ending, lost = threading.Event(), threading.Event(), threading.Event()
+    publish, wait, on_failure = Publication._close, Checkpointing._wait, Checkpointing.on_server_failure
+    push, handle = WorkerClient.push, Server.handle
+
+    def publishes(this: Any) -> None:
+        begun.set()
+        assert lost.wait(30.0)
+        publish(this)
+
+    def pushes(this: Any, item: Any, *rest: Any) -> None:
+        assert item.grant.batch < 20 or begun.wait(30.0), "all was trained before there was a checkpoint"
+        push(this, item, *rest)
+
+    def waits(this: Any) -> Any:
+        ending.set()
+        yield from wait(this)
+
+    def handles(this: Any, channel: Any, frame: Any) -> None:
+        if this.index == 0 and ending.is_set() and not lost.is_set():
+            raise Killed
+        handle(this, channel, frame)
+
+    def fails(this: Any, shard: int) -> None:
+        lost.set()
+        on_failure(this, shard)
+
+    monkeypatch.setattr(Publication, "_close", publishes)
+    monkeypatch.setattr(WorkerClient, "push", pushes)
+    monkeypatch.setattr(Checkpointing, "_wait", waits)
+    monkeypatch.setattr(Server, "handle", handles)
+    monkeypatch.setattr(Checkpointing, "on_server_failure", fails)
+    result = run_in_memory(config("gba", save), data, tmp_path)
+    adds_up(result)
+    assert [failed["process"] for failed in result["recovery"]] == ["S0"]
     assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
 
 

@@ -22,7 +22,7 @@ from gbactl.config import (
 )
 from gbactl.coordinator.event_log import SWITCH, InfoRecord, read
 from gbactl.errors import PeerGoneError
-from gbactl.trainer.hogwild_training import TrainerDense
+from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
 from gbactl.wire.messages import Event
 from tests.support import small_data
 from tests.support.in_memory_collective import MemoryGroup
@@ -267,3 +267,27 @@ def test_threads_on_one_replica(data: Path, tmp_path: Path, mode: str, batch_nor
     told = result["replicas"]
     assert (told["hogwild_threads"], told["elp"]) == (3, 192)
     assert result["auc"] > 0.55
+
+
+@pytest.mark.parametrize("mode", ["fr_ma", "fr_easgd"])
+def test_an_error_in_a_further_thread_ends_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """An exchange that has begun to pause all threads does not wait for the one that is gone."""
+    pause, load, pausing = TrainerDense._threads_paused, ComputeThread.load, threading.Event()
+
+    def pauses(this: Any) -> Any:
+        if this.client.index == 0:
+            pausing.set()
+        return pause(this)
+
+    def loads(this: Any, item: Any) -> None:
+        load(this, item)
+        if (this.trainer.client.index, this.thread) == (0, 1):
+            assert pausing.wait(30.0)
+            raise ValueError("no gradient")
+
+    monkeypatch.setattr(TrainerDense, "_threads_paused", pauses)
+    monkeypatch.setattr(ComputeThread, "load", loads)
+    with pytest.raises(ValueError, match="no gradient"):
+        run_in_memory(config(mode, hogwild_threads=2, **every_k(mode)), data, tmp_path)

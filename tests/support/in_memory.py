@@ -74,6 +74,8 @@ class MemoryHub:
         near.other, far.other = far, near
         self._channels.append(near)
         there._channels.append(far)
+        if there._closed:  # meanwhile
+            far.close()
         return near
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.wire import frames
 from gbactl.wire.messages import DropSlice, Push, TakeBatch, unpack
-from tests.support.hubs import SLOT, Pair, noise
+from tests.support.hubs import SERVER, SLOT, WORKER, Pair, noise
+from tests.support.in_memory import MemoryHub
 
 
 @pytest.fixture(params=["memory", "tcp", "shm", "tls", "tls+shm"])
@@ -122,3 +124,21 @@ def test_nobody_at_the_address(pair: Pair) -> None:
 def test_poll_without_anything_to_tell(pair: Pair) -> None:
     assert pair.near_hub.poll(0) == []
     assert pair.near_hub.poll(0.01) == []
+
+
+class DyingNetwork(dict[str, MemoryHub]):
+    """Every node dies when another has found it."""
+
+    def get(self, address: str, default: Any = None) -> Any:
+        found = super().get(address, default)
+        if found is not None and not found._closed:
+            found.close()
+        return found
+
+
+def test_in_memory_too_a_connection_to_a_node_that_dies_meanwhile_is_lost() -> None:
+    network = DyingNetwork()
+    near, far = MemoryHub(network, WORKER), MemoryHub(network, SERVER)
+    channel = near.connect(far.address, peer=SERVER)
+    [(lost, frame)] = near.poll(0)
+    assert lost is channel and frame.kind == frames.CLOSED

@@ -274,9 +274,9 @@ def _network(result: dict[str, Any]) -> list[tuple[str, str]]:
     wire, refused = result.get("wire"), result.get("refused_frames")
     if wire is not None:
         a_step, shared = wire["bytes_per_step"], wire["shared_memory"]
-        sizes = " / ".join(f"{sent / 1e3:,.1f}" for sent in a_step.values())
+        sizes = ", ".join(f"{kind} {sent / 1e3:,.1f}" for kind, sent in a_step.items())
         beside = f"; shared memory {shared / 1e6:,.1f} MB" if shared else ""
-        found.append((f"kB a step: {' / '.join(a_step)}", sizes + beside))
+        found.append(("kB a step", sizes + beside))
     if refused:
         found.append(("refused (reasons: result.json)", f"{refused:,}"))
     return found

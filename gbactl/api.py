@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import yaml
 
-from gbactl.errors import Stopped
+from gbactl.errors import Stopped, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
 from gbactl.report.compare import Report
@@ -116,9 +116,15 @@ def train(*overrides: str) -> Run:
     from gbactl.launch.hydra_config import compose, with_shown_engine
     from gbactl.launch.training_run import train as train_run
 
+    if wrong := [each for each in overrides if not isinstance(each, str)]:
+        raise UsageError(f'{wrong[0]!r} is no override; type each as a text of its own: gbactl.train("mode=gba", ...).')
     typed = with_shown_engine(overrides)
     try:
-        result = train_run(compose(typed), CommandLine("train", tuple(typed)), display=display())
+        cfg = compose(typed)
+    except UsageError as error:
+        raise error from None  # without Hydra's errors, whose tracebacks fill a notebook
+    try:
+        result = train_run(cfg, CommandLine("train", tuple(typed)), display=display())
     except Stopped as stopped:
         if stopped.number == signal.SIGINT:
             raise KeyboardInterrupt(stopped.outcome) from None
@@ -126,25 +132,27 @@ def train(*overrides: str) -> Run:
     return Run(Path(result["run_dir"]), result)
 
 
-def load(run: str | Path, uri: str | None = None) -> Run:
+def load(run: Run | str | Path, uri: str | None = None) -> Run:
     """Load a run that has ended; `run`: its directory, its MLflow run id, or the first characters of one of them.
 
-    `uri`: the MLflow store, where it is not the default one. Raises UsageError for an unknown run, and for one that
-    still goes on."""
+    What `train` or `load` returned is returned as it is. `uri`: the MLflow store, where it is not the default one.
+    Raises UsageError for an unknown run, and for one that still goes on."""
+    if isinstance(run, Run):
+        return run
     path = run_dirs.find(str(run), uri, holding=run_dirs.RESULT).resolve()
     return Run(path, json.loads((path / run_dirs.RESULT).read_text()))
 
 
 def compare(
-    runs: Iterable[Run | str | Path], by: Sequence[str] | None = None, baseline: str | None = None, on: str = "auc",
-    metrics: Sequence[str] = (), margin: float | None = None, round: str | None = None,
+    runs: Run | str | Path | Iterable[Run | str | Path], by: Sequence[str] | None = None, baseline: str | None = None,
+    on: str = "auc", metrics: Sequence[str] = (), margin: float | None = None, round: str | None = None,
 ) -> Comparison:  # fmt: skip
     """Compare runs like `gbactl report`: means over seeds, paired differences to a baseline, verdicts.
 
-    `runs`: what `train` or `load` returned, or what `load` takes. The other arguments are the options of `gbactl
-    report`; `round="day 2"` compares what the runs did in that day alone. Raises UsageError for a key, a baseline, a
-    metric or a round that no run has."""
-    found = [run if isinstance(run, Run) else load(run) for run in runs]
+    `runs`: what `train` or `load` returned, or what `load` takes, one or several. The other arguments are the options
+    of `gbactl report`; `round="day 2"` compares what the runs did in that day alone. Raises UsageError for a key, a
+    baseline, a metric or a round that no run has."""
+    found = [load(run) for run in ([runs] if isinstance(runs, Run | str | Path) else runs)]
     report = compared([run_at(run.run_dir)[0] for run in found], by, baseline, metrics, on, margin, round)
     main = csv(report).partition("\n\n")[0]  # tables of slow-downs and failures follow
     table = Comparison(pandas.read_csv(io.StringIO(main), dtype={key: str for key in report.by}))

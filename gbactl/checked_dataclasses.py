@@ -108,11 +108,12 @@ def _annotations(cls: type[Any]) -> dict[str, Any]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a sentence that proposes known words with this beginning or a similar spelling; "" if there are none."""
+    """Return a sentence that proposes known words with this beginning, last part or a similar spelling; else ""."""
     words = list(known)
     import difflib  # takes longer than all the rest of this module
 
-    near = [each for each in words if each.startswith(word)][:2] or difflib.get_close_matches(word, words, 2, 0.7)
+    near = [each for each in words if each.startswith(word)] or [each for each in words if each.endswith(f".{word}")]
+    near = near[:2] or difflib.get_close_matches(word, words, 2, 0.7)
     return f"Did you mean {' or '.join(near)}?" if near else ""
 
 

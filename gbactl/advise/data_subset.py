@@ -79,6 +79,11 @@ class DataSubset:
         """Number of samples that are trained in the mode."""
         return self.parts * self.part
 
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the subset: that of the whole data, and the sizes."""
+        return f"{opened(self.path).fingerprint}-{self.base}-{self.parts}x{self.part}-{self.judged}"
+
     def dataset(self) -> Dataset:
         """Build the subset as a data set of parts; its last split is the evaluation data."""
         whole = opened(self.path)
@@ -89,8 +94,7 @@ class DataSubset:
         base = tuple(_last(base, self.base))
         parts = [_part(after, n * self.part, (n + 1) * self.part) for n in range(self.parts)]
         named = [Split(f"part {n}", split.whole) for n, split in enumerate([*base, *parts])]
-        mark = f"{whole.fingerprint}-{self.base}-{self.parts}x{self.part}-{self.judged}"
-        return replace(whole, splits=(*named, self.judge()), kind="parts", fingerprint=mark, best_auc={})
+        return replace(whole, splits=(*named, self.judge()), kind="parts", fingerprint=self.fingerprint, best_auc={})
 
     def judge(self) -> Split:
         """Return the evaluation data."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from time import monotonic as now
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -241,6 +243,7 @@ def run_hydra(
                 print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
             return None
 
+    _check_options(arguments)
     given, arguments = arguments, with_shown_engine(arguments)
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -265,6 +268,20 @@ def run_hydra(
         close_sweeps("FINISHED" if sweep.succeeded else "FAILED", show=not as_json, discard=sweep.mistyped)
     if not sweep.succeeded:
         raise sweep.failed[0]
+
+
+def _check_options(arguments: Sequence[str]) -> None:
+    """Raise UsageError for options that Hydra does not take; its parser would print its own usage."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            get_args_parser().parse_args(arguments)
+    except SystemExit as ended:
+        if not ended.code:  # --version
+            raise
+        why = said.getvalue().strip().rpartition("error: ")[2]
+        hint = "an override is GROUP=OPTION or KEY=VALUE, and --help lists the options"
+        raise UsageError(f"{why[:1].upper()}{why[1:]}; {hint}.") from ended
 
 
 @dataclasses.dataclass
@@ -402,6 +419,10 @@ def _explain(error: BaseException) -> str:
         return "hydra/sweeper=optuna needs Optuna; type: pip install 'gbactl[optuna]'"
     if option := re.search(r"Could not find '(\w+)/(\w+)'", text):
         return ". ".join(filter(None, [text, did_you_mean(option[2], options(option[1]))]))
+    if without := re.search(r"Error parsing override '(.*)' missing EQUAL", text):
+        return f"{without[1]!r} is no override; type GROUP=OPTION or KEY=VALUE, without spaces around the =."
+    if several := re.search(r"Ambiguous value for argument '(.*?)' 1\.", text):
+        return f"{several[1]} has several values; type -m for a run with each of them, or KEY=[VALUE,VALUE] for a list."
     found = re.search(r"Could not override '([^']+)'", text)
     return _unknown_key(found[1]) if found else text
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SECONDS = 1.0
 MOST_WORKERS, MOST_SERVERS, MOST_EVENTS = 24, 8, 6
+FEWEST = 2  # workers, servers and events that a low terminal still shows
+OTHER_LINES = 14  # of the screen: all but the rows of its two tables and the events
 Status = Mapping[str, Any]
 
 
@@ -101,8 +103,10 @@ def slowness(found: Status) -> dict[str, float]:
     return {name: usual / speed for name, speed in speeds.items()}
 
 
-def screen(name: str, found: Status, said: str) -> RenderableType:
-    """Draw a status for a terminal: the job, its processes, what happened, and the keys or a question in `said`."""
+def screen(name: str, found: Status, said: str, height: int = 100) -> RenderableType:
+    """Draw a status for a terminal: the job, its processes, what happened, and the keys or a question in `said`.
+
+    In a terminal of few lines (`height`) it has fewer processes and events, so that `said` is not cut off."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -122,21 +126,27 @@ def screen(name: str, found: Status, said: str) -> RenderableType:
         ("staleness", f"mean {stale['mean']:.2f}, p50 {stale['p50']:.0f}, p99 {stale['p99']:.0f} steps"),
     ):
         head.add_row(Text(what, style="dim"), value)
-    events = [*map(switch_sentence, found["switches"]), *found.get("failures", ())][-MOST_EVENTS:]
-    parts = [Text(name, style="bold", overflow="fold"), head, Text(), _workers(found)]
-    parts += [Text(), _servers(shares)] if (shares := server_shares(found)) else []
+    shares, free = server_shares(found), height - OTHER_LINES - len(found["lost"])
+    happened = [*map(switch_sentence, found["switches"]), *found.get("failures", ())]
+    events = happened[-max(FEWEST, min(MOST_EVENTS, free // 4)) :]
+    free -= 2 * len(events)  # each may need two lines
+    servers = min(len(shares), MOST_SERVERS, max(FEWEST, free // 3))
+    workers = min(len(found["workers"]), MOST_WORKERS, max(FEWEST, free - servers - bool(shares) * 3))
+    parts = [Text(name, style="bold", overflow="fold"), head, Text(), _workers(found, workers)]
+    parts += [Text(), _servers(shares, servers)] if shares else []
     parts += [Text(), *(Text(each) for each in events)] if events else []
     return Group(*parts, Text(), Text(said, style="bold" if said.endswith("?") else "dim"))
 
 
-def _workers(found: Status) -> RenderableType:
+def _workers(found: Status, most: int) -> RenderableType:
+    """Table of the slowest workers."""
     from rich.table import Table
 
     table, slow = Table(box=None, pad_edge=False, header_style="dim"), slowness(found)
     waits = found.get("times", {})
     for heading in ("worker", "samples/s", "computes/s", "time a sample / median's", "waits most for"):
         table.add_column(heading, justify="left" if heading.startswith("w") else "right")
-    rows = sorted(found["workers"], key=lambda name: (-slow.get(name, 0.0), int(name[1:])))[:MOST_WORKERS]
+    rows = sorted(found["workers"], key=lambda name: (-slow.get(name, 0.0), int(name[1:])))[:most]
     for name in sorted(rows, key=lambda name: int(name[1:])):
         times, speed = slow.get(name), found.get("speeds", {}).get(name)
         table.add_row(
@@ -146,8 +156,8 @@ def _workers(found: Status) -> RenderableType:
         )  # fmt: skip
     for worker in found["lost"]:
         table.add_row(f"W{worker}", "lost", "", "", "", style="red")
-    if len(found["workers"]) > MOST_WORKERS:
-        table.add_row(f"and {len(found['workers']) - MOST_WORKERS} faster ones", "", "", "", "", style="dim")
+    if len(found["workers"]) > most:
+        table.add_row(f"{len(found['workers']) - most} faster ones", "", "", "", "", style="dim")
     return table
 
 
@@ -157,18 +167,18 @@ def server_shares(found: Status) -> dict[str, dict[str, float]]:
     return {name: shares for name, shares in each.items() if name.startswith("S")}
 
 
-def _servers(each: Mapping[str, Mapping[str, float]]) -> RenderableType:
+def _servers(each: Mapping[str, Mapping[str, float]], most: int) -> RenderableType:
     """Table of the busiest servers."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("server", "idle", "kernels", "messages"):
         table.add_column(heading, justify="left" if heading == "server" else "right")
-    busiest = sorted(each, key=lambda name: each[name].get("idle", 1.0))[:MOST_SERVERS]
+    busiest = sorted(each, key=lambda name: each[name].get("idle", 1.0))[:most]
     for name in sorted(busiest, key=lambda name: int(name[1:])):
         table.add_row(name, *(f"{each[name].get(part, 0.0):.0%}" for part in ("idle", "kernels", "messages")))
-    if len(each) > MOST_SERVERS:
-        table.add_row(f"and {len(each) - MOST_SERVERS} with less to do", style="dim")
+    if len(each) > most:
+        table.add_row(f"and {len(each) - most} with less to do", style="dim")
     return table
 
 
@@ -213,7 +223,7 @@ def _screen(client: ControlClient, run_dir: Path) -> None:
     with _single_keys() as read, Live(auto_refresh=False, screen=True) as live:
         due = time.monotonic() + SECONDS
         while found is not None:
-            live.update(screen(name, found, keys.said), refresh=True)
+            live.update(screen(name, found, keys.said, live.console.height), refresh=True)
             key = read(max(0.0, due - time.monotonic()))
             action = keys.on_key(key) if key else None
             if action == "quit":

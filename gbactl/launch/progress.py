@@ -301,11 +301,12 @@ def after_run(
     return found
 
 
-def after_runs(tracking: TrackingConfig) -> list[tuple[str, str]]:
-    """List the commands that show tracked runs beside each other."""
+def after_runs(tracking: TrackingConfig, sweep: str = "") -> list[tuple[str, str]]:
+    """List the commands that show tracked runs beside each other; `sweep`: MLflow id of their sweep, if any."""
     store = "" if tracking.uri is None else f" --uri {shlex.quote(tracking.uri)}"
     experiment = "" if tracking.experiment == "gbactl" else f" --experiment {shlex.quote(tracking.experiment)}"
-    return [("compare runs", f"gbactl report{experiment}{store}"), ("look at them", f"gbactl ui{store}")]
+    chosen = f" --sweep {sweep[:8]}" if sweep else ""
+    return [("compare runs", f"gbactl report{experiment}{chosen}{store}"), ("look at them", f"gbactl ui{store}")]
 
 
 def _in_mode(command: CommandLine, mode: str) -> CommandLine:

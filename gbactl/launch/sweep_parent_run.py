@@ -133,7 +133,8 @@ class OpenSweep:
 
     def show(self) -> None:
         """Print the comparison of the sweep's runs, and what to type next, on standard output."""
-        commands = self.best + (after_runs(self.tracking) if self.tracked is not None else [])
+        sweep = "" if self.tracked is None else self.tracked.opened(0.0) or ""
+        commands = self.best + (after_runs(self.tracking, sweep) if self.tracked is not None else [])
         if self.tracked is not None and (found := self._comparison(self.tracked)):
             print(f"\n{found}")
         if commands:

@@ -19,7 +19,7 @@ COLOURS = 8  # lines of further groups have the same colours and are dashed
 SETTLED = 0.1  # share of the horizontal axis whose values do not set the vertical scale
 SHORT = {"labelExpr": "format(datum.value, abs(datum.value) < 1000 ? '.4~g' : '.3~s')"}  # 0.75, 1.5k, 20M
 NAME = {"labelExpr": "split(datum.label, ', ')", "labelLimit": 160, "labelColor": "var(--text)"}  # a line for each part
-MIDDLE = {"condition": {"test": "indexof(datum.label, ', ') >= 0", "value": "bottom"}, "value": "middle"}
+LINE = 13  # height of a line of a label
 DOT = {"type": "point", "filled": True, "opacity": 1, "clip": True}
 RED = {"type": "rect", "color": "var(--bad)", "stroke": "var(--back)", "strokeWidth": 1}
 CONFIG = {
@@ -103,7 +103,7 @@ def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str)
             "encoding": {"x": {**_quantitative("x"), **x}, "color": _colour(groups)}}  # fmt: skip
 
 
-def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
+def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str | list[str]) -> Spec | None:
     """Specify horizontal bars with intervals and a label to the right of each; None without rows.
 
     Rows have group, begin, end, opacity and text, for the hover. The first row of a bar also has label, its place
@@ -111,11 +111,13 @@ def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -
     rows = _plotted(rows)
     if not rows:
         return None
-    y = {"field": "group", "type": "nominal", "sort": groups, "title": None, "axis": {**NAME, "labelBaseline": MIDDLE}}
+    lines = _label_lines(rows)
+    axis = {**NAME, "labelOffset": -LINE * (lines - 1) / 2}  # Vega centres the first line
+    y = {"field": "group", "type": "nominal", "sort": groups, "title": None, "axis": axis}
     x = {**_quantitative("begin"), "title": x_title, "axis": {**SHORT, "tickCount": 5}, "scale": {"nice": False}}
     opacity = {"field": "opacity", "type": "quantitative", "scale": None}
     layers = [
-        {"mark": {"type": "bar", "height": {"band": 0.6}},
+        {"mark": {"type": "bar", "height": 18},
          "encoding": {"x": x, "x2": {"field": "end"}, "tooltip": {"field": "text"}, "fillOpacity": opacity,
                       "color": {**_colour(groups), "legend": None}}},
         {"transform": [{"filter": "isValid(datum.low)"}],
@@ -124,8 +126,9 @@ def bars(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -
         {"transform": [{"filter": "isValid(datum.label)"}], "mark": {"type": "text", "align": "left", "dx": 7},
          "encoding": {"x": _quantitative("far"), "text": {"field": "label"}}},
     ]  # fmt: skip
-    room = {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 120}}  # for the labels
-    return {**_hideable_chart(title, rows), **room, "height": {"step": 30}, "encoding": {"y": y}, "layer": layers}
+    room = {"padding": {"left": 16, "top": 5, "bottom": 5, "right": 120}}  # for the labels, and for a wider font
+    step = max(30, LINE * lines + 8)
+    return {**_hideable_chart(title, rows), **room, "height": {"step": step}, "encoding": {"y": y}, "layer": layers}
 
 
 def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
@@ -140,12 +143,15 @@ def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: 
         "x": {**x, "axis": {"labelAngle": 0, "labelOverlap": True}}, "y": {**_quantitative("percent"), "axis": None},
         "color": {**_colour(groups), "legend": None}, "tooltip": tooltip,
     }  # fmt: skip
-    head = {**NAME, "labelAngle": 0, "labelAlign": "left", "labelOrient": "left"}
+    lines = _label_lines(rows)
+    anchor = "end" if lines > 2 else "middle"  # Vega places the first line there; the end is the top
+    head = {**NAME, "labelAnchor": anchor, "labelAngle": 0, "labelAlign": "left", "labelOrient": "left"}
     letters = max(len(part) for row in rows for part in row["group"].split(", "))
     return {
         **_hideable_chart(title, rows), "autosize": "pad", "resolve": {"scale": {"y": "independent"}}, "spacing": 6,
         "facet": {"row": {"field": "group", "sort": groups, "header": head}},
-        "spec": {"width": WIDE - 30 - min(160, 6 * letters), "height": 36, "mark": "bar", "encoding": encoding},
+        "spec": {"width": WIDE - 30 - min(160, 6 * letters), "height": max(36, LINE * lines), "mark": "bar",
+                 "encoding": encoding},
     }  # fmt: skip
 
 
@@ -204,6 +210,11 @@ def _plotted(rows: Iterable[Row]) -> list[Row]:
     """Round numbers to what a picture shows, and leave rows out that have one that is not finite."""
     rounded = [{key: float(f"{v:.6g}") if isinstance(v, float) else v for key, v in row.items()} for row in rows]
     return [row for row in rounded if all(math.isfinite(v) for v in row.values() if isinstance(v, float))]
+
+
+def _label_lines(rows: Iterable[Row]) -> int:
+    """Return the number of lines of the longest label of a group."""
+    return max(str(row["group"]).count(", ") + 1 for row in rows)
 
 
 def _layer(kind: str, mark: Row, encoding: Row) -> Spec:

@@ -96,7 +96,7 @@ class Report:
     """Comparison of runs in the form that the renderers need; the first column is the compared metric.
 
     `times`: until runs reached the AUC that `time_to` names, where this was asked for. `rounds`: of a single run, the
-    metrics of each day or epoch, by label."""
+    metrics of each day or epoch, by label. `free`: keys and prefixes in which the runs of a pair may differ."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -112,6 +112,7 @@ class Report:
     time_to: str = ""
     times: tuple[TimeLine, ...] = ()
     rounds: tuple[tuple[str, Mapping[str, float]], ...] = ()
+    free: Key = ()
 
 
 def compare(
@@ -154,7 +155,7 @@ def compare(
     with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, varied, tuple(failed), scale.margin)
     rounds = _rounds(usable[0]) if len(usable) == 1 else ()
-    return Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds)
+    return Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds, free=free)
 
 
 def last_round(runs: Sequence[Run]) -> str | None:

@@ -156,7 +156,7 @@ def _figures(report: Report, drawn: Mapping[str, Sequence[Curves]]) -> list[Spec
     ]  # fmt: skip
     made.append(charts.histograms("Staleness of the gradients", groups, steps, "global steps from pull to application"))
     kinds = list(dict.fromkeys(kind for runs in drawn.values() for run in runs for kind in run.bytes_per_sample))
-    axis = f"bytes per sample; from dark to light: {', '.join(kinds)}"
+    axis = ["bytes per sample, from dark to light:", ", ".join(kinds)]
     made.append(charts.bars("Bytes sent per sample", groups, _bytes(drawn, kinds), axis))
     return [chart for chart in made if chart]
 

@@ -128,7 +128,8 @@ def _times_grid(report: Report) -> list[GridColumn]:
 
 
 def _censored(found: CensoredMedian, digits: int) -> str:
-    return f"{'>' if found.bound else ''}{found.value:,.{digits}f}"
+    short = 0 < found.value < 1 and digits  # of a virtual cluster, or of few samples
+    return f"{'>' if found.bound else ''}{found.value:{'.2g' if short else f',.{digits}f'}}"
 
 
 def _but_for(report: Report) -> str:
@@ -159,7 +160,8 @@ def answer(report: Report) -> str:
             for group, verdict in judged if verdict.kind != UNDECIDED
         ]  # fmt: skip
         more = [f"{len(decided) - MOST_VERDICTS} more lines are decided"] if len(decided) > MOST_VERDICTS else []
-        unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, more seeds are needed"
+        missing = "more seeds are" if report.margin is not None else "--margin or more seeds are"
+        unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, {missing} needed"
         rest = [unsure] if len(decided) < len(judged) else []
         return f"Against {report.baseline}: {'; '.join([*decided[:MOST_VERDICTS], *more, *rest])}."
     best: list[tuple[Column, Group]] = []

@@ -21,7 +21,7 @@ from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
-from gbactl.report.configuration_differences import shown_value_of, value_of
+from gbactl.report.configuration_differences import configuration, shown_value_of, value_of
 from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
@@ -88,7 +88,8 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         made = with_times(made, curves, aim)
     drawn = [] if options.plots is None else write_figures(made, curves, options.plots)
     if options.form == "html":
-        title = ", ".join(run.name for run in runs) if options.runs else f"gbactl: {', '.join(options.experiments)}"
+        named = ", ".join(run.name for run in runs)
+        title = named if options.runs else f"MLflow experiment {', '.join(options.experiments)}"
         out(page(made, curves, runs, title).rstrip("\n"))
     else:
         out(for_stdout(render(made, options.form, *on_terminal()).rstrip("\n")))
@@ -202,7 +203,7 @@ def read_curves(
             if result is None:
                 missing.append(run.label)
             else:
-                found[key].append(curves_of(run.seed, result))
+                found[key].append(curves_of(run.seed, result, configuration(run, report.free)))
     return found, missing
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gbactl.report.configuration_differences import Configuration
 from gbactl.report.paired_statistics import Key
 
 
@@ -55,7 +56,8 @@ class Incident(NamedTuple):
 class Curves:
     """Curves of a run of a seed over its evaluations, its training curves, staleness, switches and incidents.
 
-    auc[i] was measured after samples[i] samples and seconds[i] of training and draining."""
+    auc[i] was measured after samples[i] samples and seconds[i] of training and draining. `alike`: configuration that
+    paired runs have in common; empty where this is the seed alone."""
 
     seed: str
     samples: tuple[float, ...]
@@ -67,9 +69,10 @@ class Curves:
     incidents: tuple[Incident, ...] = ()
     bytes_per_sample: Mapping[str, float] = field(default_factory=dict)
     time: Mapping[str, Any] = field(default_factory=dict)
+    alike: Configuration = frozenset()
 
 
-def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
+def curves_of(seed: str, result: Mapping[str, Any], alike: Configuration = frozenset()) -> Curves:
     """Extract a run's curves from its result.json.
 
     Phases add up; one without an evaluation adds samples and time but no point. Samples are those of any fate."""
@@ -101,6 +104,7 @@ def curves_of(seed: str, result: Mapping[str, Any]) -> Curves:
         incidents=tuple(_incidents(result, curve)),
         bytes_per_sample=_bytes(result),
         time=result.get("time") or {},
+        alike=alike,
     )
 
 
@@ -184,17 +188,17 @@ def times_to_auc(
 ) -> tuple[TimeLine, ...]:
     """Make the lines of the time-to-AUC table from each group's curves, for groups with a target AUC.
 
-    `auc`: the same for all, or None for the last AUC, less `less`, of the runs with the same seed in the group of the
-    baseline, which `against` names for each group (None: no such group)."""
-    lasts: dict[tuple[Key, str], list[float]] = defaultdict(list)
+    `auc`: the same for all, or None for the last AUC, less `less`, of the paired runs in the group of the baseline,
+    which `against` names for each group (None: no such group)."""
+    lasts: dict[tuple[Key, str, Configuration], list[float]] = defaultdict(list)
     for key, runs in curves.items():
         for run in runs:
-            lasts[key, run.seed] += run.auc[-1:]
+            lasts[key, run.seed, run.alike] += run.auc[-1:]
     made = []
     for key, reference in against.items():
         aims = list[tuple[Curves, float]]()
         for run in curves.get(key, ()):
-            targets = [auc] if auc is not None else [] if reference is None else lasts[reference, run.seed]
+            targets = [auc] if auc is not None else [] if reference is None else lasts[reference, run.seed, run.alike]
             if run.auc and targets:
                 aims.append((run, fmean(targets) - less))
         if aims:

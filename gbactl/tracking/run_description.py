@@ -23,6 +23,7 @@ UNNAMED = (
     "mode", "seed", "experiment", "run_dir", "resume", "data.", "tracking.", "switch.", "hydra.", "hydra/",
     "objective", "rerun",
 )  # fmt: skip
+AS_TYPED = {"None": "null", "True": "true", "False": "false"}
 LONGEST_VALUE, LONGEST_NAME = 20, 100  # characters in a run's name
 LONGEST = 60  # characters of a value that are shown
 LONG_NUMBER = re.compile(r"-?(?=[\d.]{6})\d*\.\d+(e[-+]?\d+)?", re.IGNORECASE)
@@ -176,12 +177,12 @@ def _targets(key: str, chosen: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Format a value without Python's quotes and braces."""
+    """Format a value without Python's quotes and braces, and its constants as they are typed."""
     if isinstance(value, dict):
         return " ".join(f"{key} {_plain(each)}" for key, each in value.items())
     if isinstance(value, list):
         return f"[{','.join(_plain(each) for each in value)}]"
-    return str(value)
+    return AS_TYPED.get(str(value), str(value))
 
 
 def config_tag(config: Mapping[str, Any]) -> str:

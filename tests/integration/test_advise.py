@@ -61,6 +61,8 @@ def test_it_names_a_mode_and_logs_its_simulations(tmp_path: Path, shared_cache: 
     parent = client.get_run(told["run_id"])
     assert parent.data.tags["gbactl.advice"] == told["sentence"] and "eps_ratio/gba" in parent.data.metrics
     assert all("auc" in each.data.metrics and "predicted_eps" in each.data.metrics for each in children)
+    cells = {each.data.tags["gbactl.cell"] for each in children}
+    assert len(cells) == 4 and len({cell.partition("-")[2] for cell in cells}) == 1, "one subset, one code version"
 
 
 @pytest.mark.beside

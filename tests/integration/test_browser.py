@@ -106,3 +106,7 @@ def test_the_html_report_draws_its_charts_sorts_its_table_and_hides_lines(folder
     page.locator(".legend button").nth(1).click()
     wait_for(lambda: line.count() == 0, 30)
     assert page.pdf().startswith(b"%PDF") and not wrong
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    wide = page.locator("figure.wide svg.marks").first.bounding_box()
+    assert wide["width"] >= 700, "its text can be read, and the figure is scrolled"

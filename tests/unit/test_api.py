@@ -76,8 +76,17 @@ def test_a_comparison_is_a_table_and_shows_the_report(runs: list[gbactl.Run]) ->
     assert first["auc_mean"].tolist() == [run.rounds["auc"][0] for run in runs]
 
 
+def test_one_run_is_taken_like_a_list_and_a_loaded_run_like_its_name(runs: list[gbactl.Run]) -> None:
+    for one in (runs[0], runs[0].run_dir, str(runs[0].run_dir)):
+        assert list(gbactl.compare(one)["mode"]) == ["sync"]
+    assert gbactl.load(runs[0]) is runs[0]
+
+
 def test_errors_are_those_of_the_project(tmp_path: Path) -> None:
-    with pytest.raises(gbactl.errors.UsageError, match="mode"):
+    with pytest.raises(gbactl.errors.UsageError, match="mode") as caught:
         gbactl.train("mode=fast")
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__, "none of Hydra's tracebacks"
+    with pytest.raises(gbactl.errors.UsageError, match=r"^\['seed=1'\] is no override; type each as a text of its own"):
+        gbactl.train(["seed=1"])  # type: ignore[arg-type]
     with pytest.raises(gbactl.errors.UsageError, match="no run"):
         gbactl.load("nowhere")

@@ -57,8 +57,12 @@ def test_two_days_are_divided_and_days_can_be_left_out(cache: Path) -> None:
 
 
 def test_the_evaluation_data_are_limited(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small_data.prepared(cache, 1000, 5)
+    whole = choose_subset(path, TRAIN, 350, 640)
     monkeypatch.setattr(sampling, "MOST_JUDGED", 100)
-    assert choose_subset(small_data.prepared(cache, 1000, 5), TRAIN, 350, 640).judged == 100
+    limited = choose_subset(path, TRAIN, 350, 640)
+    assert limited.judged == limited.judge().rows == 100
+    assert limited.fingerprint == limited.dataset().fingerprint != whole.fingerprint
 
 
 @pytest.mark.parametrize(("before", "after", "enough"), [(46, 15, True), (47, 15, False), (46, 16, False)])

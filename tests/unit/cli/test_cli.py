@@ -121,6 +121,8 @@ def test_composing_imports_no_torch() -> None:
         (["config", "chekpoint"], 2, "gbactl: There is no key chekpoint. Did you mean checkpoint"),
         (["train", "mode=gbaa"], 2, "Did you mean gba?"),
         (["train", "-m", "seed=1,2", "--cfg", "job"], 2, "gbactl: Only one of"),
+        (["train", "--mode", "gba"], 2, "gbactl: Unrecognized arguments: --mode; an override is GROUP=OPTION or KEY="),
+        (["train", "--cfg", "jobs"], 2, "gbactl: Argument --cfg/-c: invalid choice: 'jobs' (choose from 'job', 'hy"),
         (["train", "optm.lr=1"], 2, "gbactl: There is no key optm.lr. Did you mean optim.lr"),
         (["nosuch"], 2, "Error: No such command 'nosuch'."),
         (["trian"], 2, "Error: No such command 'trian'. Did you mean train?"),

@@ -10,6 +10,7 @@ import pytest
 from gbactl.errors import UsageError
 from gbactl.launch.live_view import Keys, line, longest_wait, running, screen, slowness
 from gbactl.launch.run_dir import lock
+from gbactl.policies.policy import names
 
 FOUND: dict[str, Any] = {
     "mode": "gba", "label": "day 1", "round": 1, "rounds": 3, "round_finished": 5000, "round_samples": 10000,
@@ -22,12 +23,12 @@ FOUND: dict[str, Any] = {
 }  # fmt: skip
 
 
-def drawn(found: dict[str, Any], said: str = "", name: str = "runs/demo") -> str:
+def drawn(found: dict[str, Any], said: str = "", name: str = "runs/demo", **height: int) -> str:
     from rich.console import Console
 
     console = Console(width=80, height=40, color_system=None)
     with console.capture() as capture:
-        console.print(screen(name, found, said))
+        console.print(screen(name, found, said, **height))
     return capture.get()
 
 
@@ -60,6 +61,19 @@ def test_the_screen_has_workers_events_and_keys() -> None:
     assert "W0 " in text and "W99" not in text and "76 faster ones" in text
     text = drawn({**FOUND, "times": {f"S{n}": {"idle": float(n), "kernels": 10.0} for n in range(10)}})
     assert "S7 " in text and "S8" not in text and "2 with less to do" in text
+
+
+@pytest.mark.parametrize("failures", [[], ["W3 is gone; the others go on, its batches are handed out again."] * 9])
+@pytest.mark.parametrize("servers", [0, 2, 9])
+def test_in_24_lines_there_is_room_for_the_question(failures: list[str], servers: int) -> None:
+    many = {f"W{n}": 100.0 + n for n in range(30)}
+    keys = Keys(names())
+    keys.on_key("s")
+    times = {f"S{n}": {"idle": 1.0, "kernels": 1.0} for n in range(servers)}
+    found = {**FOUND, "workers": many, "speeds": many, "lost": [], "failures": failures, "times": times}
+    lines = drawn(found, keys.said, height=24).splitlines()
+    assert len(lines) <= 24 and lines[-1].endswith("Which mode?")
+    assert "\nW1 " in drawn(found, height=24)
 
 
 def test_keys_ask_before_they_switch() -> None:

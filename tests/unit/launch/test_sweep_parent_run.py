@@ -66,6 +66,7 @@ def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": AUC")[0] for line in lines[:2]] == ["run 1 of 2: sync s1", "run 2 of 2: gba s1"]
     assert lines[0].endswith("sync-1") and any(line.startswith("gba  ") and "vs" not in line for line in lines[2:])
+    assert lines[-2] == f"compare runs:  gbactl report --sweep {parent.info.run_id[:8]} --uri {tracking_uri()}"
     assert lines[-1] == f"look at them:  gbactl ui --uri {tracking_uri()}" and max(map(len, lines[2:-2])) <= 80
     sweep(tmp_path, "mode=sync,gba", "seed=1", "+tracking.tags.at=x${seed}")
     assert re.search(r"run 2 of 2: gba s1: AUC 0\.\d{5}, finished before, gba-1\n", capsys.readouterr().err)

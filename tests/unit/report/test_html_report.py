@@ -182,6 +182,17 @@ def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
         write_figures(report, curves, tmp_path / "file")
 
 
+def test_labels_of_several_lines_stand_apart() -> None:
+    names = [f"{mode}, faults=none, cluster=virtual, train.days=null, model.dim=4" for mode in ("sync", "gba")]
+    bars = charts.bars("EPS", names, [{"group": n, "begin": 0.0, "end": 1.0, "text": n} for n in names], "EPS")
+    steps = charts.histograms("Staleness", names, [{"group": n, "step": 0, "percent": 1.0} for n in names], "steps")
+    assert bars and steps and steps["spec"]["height"] >= 5 * 13
+    texts = [each for each in ElementTree.fromstring(charts.svg(bars)).iter() if each.tag.endswith("}text")]
+    labels = [each for each in texts if len(each) == 5]
+    first, second = (float(re.findall(r"[\d.]+", each.attrib["transform"])[-1]) for each in labels)
+    assert second - first >= 5 * 13
+
+
 def test_more_lines_than_colours_are_told_apart_by_dashes() -> None:
     report = compare([run(f"mode{n:02}", 1, 0.8) for n in range(12)])
     curves = {g.key: [curves_of("1", result(g.key[0], 0.8))] for g in report.groups}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gbactl.errors import UsageError
 from gbactl.report.compare import Report, compare
 from gbactl.report.render import FORMATS, render, sentences
-from gbactl.report.report_command import with_times
+from gbactl.report.report_command import read_curves, with_times
 from gbactl.report.run_curves import (
     CensoredMedian,
     Curves,
@@ -62,6 +62,20 @@ def test_the_last_auc_of_the_baselines_run_with_the_same_seed() -> None:
     assert gba.seconds == CensoredMedian(12.5, True)
     less = times_to_auc({("gba",): ("sync",)}, CURVES, None, 0.002)[0]  # of seed 2 .749 will do
     assert (less.reached, less.auc) == (2, pytest.approx(0.743))
+
+
+def test_of_several_configurations_in_a_line_each_has_the_target_of_its_own_pair() -> None:
+    last = {("sync", "4"): 0.74, ("sync", "8"): 0.80, ("gba", "4"): 0.75, ("gba", "8"): 0.79}
+    runs = [run(mode, 1, auc, at=int(n), cluster__workers=n) for (mode, n), auc in last.items()]
+    results = {each.run_id: {"phases": [{"samples": 100, "auc": each.metrics["auc"]}]} for each in runs}
+    made = compare(runs, by=["mode"])
+    lines = with_times(made, read_curves("", runs, made, results)[0], "baseline").times
+    assert [(line.key[0], line.reached, line.n) for line in lines] == [("sync", 2, 2), ("gba", 1, 2)]
+
+
+def test_times_below_a_second_are_written_with_two_digits() -> None:
+    made = with_times(compare([run("sync", 1, 0.7)]), {("sync",): [curve("sync", 1, 0.7, pace=300)]}, "0.7")
+    assert ["sync", "1", "of", "1", "0.033", "100"] in [line.split() for line in render(made, "table").splitlines()]
 
 
 def test_a_run_without_a_target_or_an_evaluation_has_no_line() -> None:

@@ -48,6 +48,11 @@ def test_a_list_of_names_with_colons_is_shown_as_typed() -> None:
     assert short("[a:4,b:4]") == "[a:4,b:4]"
 
 
+@pytest.mark.parametrize(("logged", "shown"), [("None", "null"), ("True", "true"), ("[None, False]", "[null,false]")])
+def test_a_constant_is_shown_as_it_is_typed(logged: str, shown: str) -> None:
+    assert short(logged) == shown
+
+
 def test_a_structure_has_one_name_however_it_was_typed() -> None:
     typed = "[{kind: random, workers: all, mean: 1.5}]"
     again = ("[{kind:random,workers:all,mean:1.5}]", "[{'kind': 'random', 'workers': 'all', 'mean': 1.5}]")

@@ -99,15 +99,15 @@ class RunFlow:
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
-        """Save the final model; repeat if a server fails meanwhile. Returns False if all nodes must roll back first."""
+        """Save the final model; repeat if a node fails meanwhile. Returns False if all nodes must roll back first."""
         run, checkpoints = self.run, self.core.checkpoints
         while checkpoints.enabled:
-            losses = run.server_losses
+            failures = len(run.failures.failures)
             yield WaitCondition(lambda: not run.failed_servers)
             if self._rollback_due:
                 return False
             yield from checkpoints.save_last()
-            if losses == run.server_losses:
+            if failures == len(run.failures.failures):
                 break
         return True
 

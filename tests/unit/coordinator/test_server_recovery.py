@@ -47,8 +47,10 @@ from gbactl.wire.messages import (
     PutDense,
     ReloadCheckpoint,
     Save,
+    SaveDense,
 )
 from gbactl.worker.client import WorkerClient
+from gbactl.worker.loop import WorkerLoop
 from tests.support.deaths import Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed, run_in_memory
@@ -228,6 +230,26 @@ def test_while_the_end_waits_for_a_checkpoint_of_which_only_the_manifest_is_miss
     result = run_in_memory(config("gba", save), data, tmp_path)
     adds_up(result)
     assert [failed["process"] for failed in result["recovery"]] == ["S0"]
+    assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
+
+
+def test_a_worker_dies_when_it_is_asked_for_the_last_dense_parameters(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one, which holds the same, is asked for them."""
+    answer, died = WorkerLoop._answer, list[int]()
+
+    def answers(this: Any, question: Any) -> Any:
+        if isinstance(question, SaveDense) and not question.step and not died:
+            died.append(this.client.index)
+            this.client.hub.close()
+            raise Killed
+        return answer(this, question)
+
+    monkeypatch.setattr(WorkerLoop, "_answer", answers)
+    result = run_in_memory(config("sync"), data, tmp_path)
+    adds_up(result)
+    assert died == [0] and [failed["process"] for failed in result["recovery"]] == ["W0"]
     assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
 
 

@@ -64,8 +64,7 @@ class ActivityTimes:
     since: float = 0.0  # second of the run from which on times are known
     width: float = 1.0
     began: float | None = None  # beginning of the first bin
-    bins: list[dict[int, Row]] = field(default_factory=list)
-    modes: list[str] = field(default_factory=list)  # of each bin, the mode of its last gradient
+    bins: list[dict[str, dict[int, Row]]] = field(default_factory=list)  # of each bin, the workers' rows by mode
     totals: dict[int, Row] = field(default_factory=dict)
     recent: dict[int, Row] = field(default_factory=dict)
     servers: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds between the last two heartbeats
@@ -89,19 +88,17 @@ class ActivityTimes:
         if len(self.totals) <= MOST_WORKERS:
             if place >= len(self.bins):
                 self.bins.extend({} for _ in range(place + 1 - len(self.bins)))
-                self.modes.extend([mode] * (place + 1 - len(self.modes)))
-            _add(self.bins[place], worker, row)
-            self.modes[place] = mode
+            _add(self.bins[place].setdefault(mode, {}), worker, row)
 
     def _merge(self) -> None:
         """Double the width of the bins."""
         self.width *= 2.0
-        self.modes = [pair[-1] for pair in (self.modes[place : place + 2] for place in range(0, len(self.modes), 2))]
         pairs = [self.bins[place : place + 2] for place in range(0, len(self.bins), 2)]
         self.bins = [pair[0] for pair in pairs]
         for kept, pair in zip(self.bins, pairs, strict=True):
-            for worker, row in pair[1].items() if len(pair) > 1 else ():
-                _add(kept, worker, row)
+            for mode, rows in pair[1].items() if len(pair) > 1 else ():
+                for worker, row in rows.items():
+                    _add(kept.setdefault(mode, {}), worker, row)
 
     def take_recent(self) -> dict[str, dict[str, float]]:
         """Seconds since the last call by worker (none if more than MOST_WORKERS) and activity; also the servers'."""
@@ -144,8 +141,7 @@ class ActivityTimes:
             "since_second": self.since,
             "bin_seconds": self.width,
             "first_second": 0.0 if self.began is None else self.began - began,
-            "bins": [_named(row) for row in bins],
-            "modes": self.modes if bins else [],
+            "bins_by_mode": [{mode: _named(rows) for mode, rows in each.items()} for each in bins],
         }
 
 

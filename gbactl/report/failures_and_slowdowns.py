@@ -152,12 +152,12 @@ def _ratios(processes: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {worker: value / usual for worker, value in each.items()} if usual else {}
 
 
-def _losses(worker: str, bins: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]]) -> dict[str, float]:
-    """Compute for each mode the share of time that a slow worker costs the others, from (mode, times) of each bin.
+def _losses(worker: str, bins: Sequence[Mapping[str, Mapping[str, Mapping[str, float]]]]) -> dict[str, float]:
+    """Compute for each mode the share of time that a slow worker costs the others, from each bin's times by mode.
 
     It is the mean share of the others' time that they wait for batches, rows and all-reduces, less its own share."""
     waits: dict[str, dict[str, tuple[float, float]]] = {}
-    for mode, workers in bins:
+    for mode, workers in (pair for each in bins for pair in each.items()):
         for name, times in workers.items():
             waited, total = waits.setdefault(mode, {}).get(name, (0.0, 0.0))
             more = sum(value for phase, value in times.items() if phase != "batches")
@@ -179,8 +179,8 @@ def slow_sentence(time: Mapping[str, Any]) -> str:
     worker = max(ratios, key=lambda each: ratios[each], default="")
     if not worker or ratios[worker] < SLOW:
         return ""
-    begin, bins = None, time.get("bins") or []
-    for place, workers in enumerate(bins):
+    begin, bins = None, time.get("bins_by_mode") or []
+    for place, workers in ((place, workers) for place, each in enumerate(bins) for workers in each.values()):
         if worker in (found := _ratios(workers)):
             if found[worker] < SLOW:
                 begin = None
@@ -192,7 +192,7 @@ def slow_sentence(time: Mapping[str, Any]) -> str:
     second = time["first_second"] + begin * time["bin_seconds"]
     clock = time.get("began_at")
     at = f"second {second:.0f} of the run" if clock is None else strftime("%H:%M:%S", localtime(clock + second))
-    losses = _losses(worker, list(zip(time.get("modes") or [], bins, strict=False))[begin:])
+    losses = _losses(worker, bins[begin:])
     lost = [f"{mode}{' loses' if not place else ''} {share:.0%}{' to it' if not place else ''}"
             for place, (mode, share) in enumerate(losses.items())]  # fmt: skip
     return f"{said} since {at}" + (f"; {', '.join(lost)}" if lost else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -189,7 +190,7 @@ def test_totals_by_phase_and_what_is_recent_is_taken_once() -> None:
         "W3": {"batches": 2, "compute": 1.0, "batch": 0.2, "rows": 0.4, "turn": 0.0, "push": 0.1, "all_reduce": 0.8}
     }
     assert times.take_shares()["all_reduce"] == pytest.approx(0.8 / 2.5) and times.take_shares() == {}
-    assert found["first_second"] == 2.0 and len(found["bins"]) == 2
+    assert found["first_second"] == 2.0 and len(found["bins_by_mode"]) == 2
     assert times.take_recent() == found["processes"] and times.take_recent() == {}
     times.on_heartbeat("S1", {"idle": 1.0, "kernels": 3.0})
     times.on_heartbeat("S1", {"idle": 1.5, "kernels": 4.0})
@@ -213,10 +214,13 @@ def test_bins_merge_and_lose_nothing() -> None:
     for second in range(1000):
         times.add(float(second), second % 2, 1.0, TIMES, "sync" if second < 500 else "gba")
     found = times.summary(0.0, {})
-    assert found["bin_seconds"] == 16.0 and len(found["bins"]) <= MOST_BINS
-    assert len(found["modes"]) == len(found["bins"]) and found["modes"][::62] == ["sync", "gba"]
-    for worker in ("W0", "W1"):
-        assert sum(each[worker]["compute"] for each in found["bins"]) == pytest.approx(500.0)
+    bins = found["bins_by_mode"]
+    assert found["bin_seconds"] == 16.0 and len(bins) <= MOST_BINS
+    # the bin from second 496 has four seconds of sync and twelve of gba
+    assert [list(each) for each in bins[30:33]] == [["sync"], ["sync", "gba"], ["gba"]]
+    assert [workers["W1"]["batches"] for workers in bins[31].values()] == [2, 6]
+    for mode, worker in itertools.product(("sync", "gba"), ("W0", "W1")):
+        assert sum(each[mode][worker]["compute"] for each in bins if mode in each) == pytest.approx(250.0)
 
 
 @pytest.mark.parametrize("waits", [[], [0.1] * 4, [math.nan] * 5, [math.inf] * 5, [-1.0] * 5])
@@ -230,5 +234,5 @@ def test_of_many_workers_only_totals_are_kept() -> None:
     times = ActivityTimes()
     for worker in range(MOST_WORKERS + 1):
         times.add(0.0, worker, 1.0, TIMES, "sync")
-    assert times.take_recent() == {} and times.summary(0.0, {})["bins"] == []
+    assert times.take_recent() == {} and times.summary(0.0, {})["bins_by_mode"] == []
     assert len(times.summary(0.0, {})["processes"]) == MOST_WORKERS + 1

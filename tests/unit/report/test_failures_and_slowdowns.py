@@ -135,10 +135,11 @@ def test_shares_and_their_picture() -> None:
 
 def test_the_sentence_names_the_slowest_worker_and_since_when() -> None:
     time: dict[str, Any] = {"processes": workers(4.0), "first_second": 2.0, "bin_seconds": 8.0}
-    time["bins"] = [workers(4.0), workers(1.0), {}, workers(5.0), workers(6.0)]
-    assert slow_sentence(time) == "W3's compute takes 4.0 times the median since second 26 of the run"
-    found = slow_sentence({**time, "began_at": 1e9, "modes": ["sync", "sync", "", "sync", "gba"]})
+    time["bins_by_mode"] = [{"sync": workers(4.0)}, {"sync": workers(1.0)}, {}, {"sync": workers(5.0)}]
+    time["bins_by_mode"][3]["gba"] = workers(6.0)  # switched within the bin
+    assert slow_sentence(time).startswith("W3's compute takes 4.0 times the median since second 26 of the run; sync")
+    found = slow_sentence({**time, "began_at": 1e9})
     assert strftime(" since %H:%M:%S; sync loses ", localtime(1e9 + 26.0)) in found
     assert found.endswith("; sync loses 38% to it, gba 42%")  # the others wait 3 of 4 s, W3 3 of 8 and 3 of 9
-    assert slow_sentence({**time, "bins": []}) == "W3's compute takes 4.0 times the median"
+    assert slow_sentence({**time, "bins_by_mode": []}) == "W3's compute takes 4.0 times the median"
     assert slow_sentence({"processes": workers(1.0)}) == slow_sentence({}) == ""

@@ -50,6 +50,7 @@ from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, detected_engine, engine_named
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.config.run_config import ineffective_keys
+from gbactl.engine.signals import stoppable
 from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
@@ -254,7 +255,7 @@ def run_hydra(
     SweepCallback.command = shlex.join(["gbactl", verb, *given])
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *before_overrides(chosen, typed_here)]
     try:
-        with _explained():
+        with stoppable(), _explained():  # a signal may come between two runs of a sweep, or to the parent of its jobs
             main()
     except GbactlError as error:
         sweep.failed.append(error)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from gbactl.tracking.mlflow_connection import NOTE, PARENT, connect
@@ -65,6 +66,25 @@ def test_a_signal_stops_a_whole_sweep(launcher: Launcher) -> None:
     assert last == f"gbactl: stopped; {done.result['stopped']['told']}."
     assert how.startswith("0 of 2 runs have finished. Go on with: gbactl train ") and how.endswith(" -m")
     assert [path.name for path in runs.iterdir()] == ["1"]
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+def test_a_signal_to_a_sweep_side_by_side_ends_its_jobs(launcher: Launcher) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the extra gbactl[joblib] is not installed")
+    runs = launcher.cwd / "sweep"
+    sizes = ("data.rows_per_day=100000", f"run_dir={runs}/${{seed}}")
+    launched = launcher.start("seed=1,2", *SMALL, *SIDE_BY_SIDE["joblib"], *sizes, "-m", small=False)
+    launched.run_dir = runs / "1"
+    launched.training()
+    family = psutil.Process(launched.process.pid).children(recursive=True)
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.finish(60)
+    assert done.code == 143 and "Traceback" not in done.err
+    *_, how, last = done.err.splitlines()
+    assert how.startswith("Go on with: gbactl train ") and last == "gbactl: stopped."
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, [process.cmdline() for process in alive]
 
 
 @pytest.mark.beside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,26 @@ def test_a_run_that_a_signal_met_at_its_end_has_finished(capsys: pytest.CaptureF
     with pytest.raises(Stopped):
         run_hydra(["-m", *OFF, "mode=gba", "seed=1,2"], job)
     assert "1 of 2 runs have finished. Go on with: " in capsys.readouterr().err
+
+
+def test_a_signal_between_two_runs_stops_the_sweep_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran, set_aside = Jobs(), finished_sweep_cells.set_aside
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody handles it"))
+
+    def signalled(cfg: RunConfig) -> None:
+        set_aside(cfg)
+        if cfg.seed == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(finished_sweep_cells, "set_aside", signalled)
+    try:
+        with pytest.raises(Stopped):
+            run_hydra(["-m", *OFF, "mode=gba", "seed=1,2"], ran)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(ran.ran) == 1 and "1 of 2 runs have finished. Go on with: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

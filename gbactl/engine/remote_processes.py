@@ -112,6 +112,7 @@ class RemoteRunProcesses(RunProcesses):
         self.agents = HostAgents(names, start, logs, cluster.start_timeout)
         self._restores = replaces and cluster.lost_worker == "replace"
         self._restoring: list[HostAgents] = []
+        self._restorers: list[threading.Thread] = []
         self._stopped = threading.Event()
         self._remote: dict[str, RemoteProcess] = {}
 
@@ -184,7 +185,8 @@ class RemoteRunProcesses(RunProcesses):
     def _lost(self, host: str, why: str) -> None:
         self.show.print_line(f"  Host {host} is gone: {why}.")
         if self._restores:
-            threading.Thread(target=self._restore, args=(host,), daemon=True).start()
+            self._restorers.append(threading.Thread(target=self._restore, args=(host,), daemon=True))
+            self._restorers[-1].start()
 
     def _restore(self, host: str) -> None:
         """Start agents for a lost host until one can be used, and move the host's workers to it.
@@ -304,6 +306,8 @@ class RemoteRunProcesses(RunProcesses):
         finally:
             for agents in [self.agents, *self._restoring]:
                 agents.close()
+            for restorer in self._restorers:  # at the interpreter's end it could begin nothing more, and would fail
+                restorer.join(WAIT_SECONDS)
 
 
 def rank_slots(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:

@@ -244,7 +244,6 @@ def run_hydra(
                 print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
             return None
 
-    _check_options(arguments)
     given, arguments = arguments, with_shown_engine(arguments)
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -252,8 +251,10 @@ def run_hydra(
     sweep, home = _Sweep(), os.getpid()
     chosen = group_choices(arguments, conf_dir())
     typed_here = with_tuning(with_cost_file(_opened(arguments)))
+    typed_here = before_overrides(chosen, typed_here)
+    _check_options(typed_here)
     SweepCallback.command = shlex.join(["gbactl", verb, *given])
-    saved, sys.argv = sys.argv, [f"gbactl {verb}", *before_overrides(chosen, typed_here)]
+    saved, sys.argv = sys.argv, [f"gbactl {verb}", *typed_here]
     try:
         with stoppable(), _explained():  # a signal may come between two runs of a sweep, or to the parent of its jobs
             main()
@@ -281,7 +282,7 @@ def _check_options(arguments: Sequence[str]) -> None:
         if not ended.code:  # --version
             raise
         why = said.getvalue().strip().rpartition("error: ")[2]
-        hint = "an override is GROUP=OPTION or KEY=VALUE, and --help lists the options"
+        hint = "an override is GROUP=OPTION or KEY=VALUE, and options, which --help lists, stand before the first one"
         raise UsageError(f"{why[:1].upper()}{why[1:]}; {hint}.") from ended
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,18 @@ from gbactl.launch.hydra_config import compose
 from tests.support.processes import launch_of
 
 THERE = {"gbactl": "0.1.0", "code": "5a0f"}
+
+
+def started(
+    agents: type[HostAgents], said: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> remote_processes.RemoteRunProcesses:
+    """Processes of a run on host b, of which none has been started."""
+    monkeypatch.setattr(remote_processes, "HostAgents", agents)
+    monkeypatch.setattr(remote_processes, "RESTORE_SECONDS", 0.0)
+    cfg = compose(["cluster=exec", "cluster.hosts=[b:1]", "cluster.bind=127.0.0.1", "mode=gba", "model.dim=4"])
+    launch = launch_of(cfg, folder)
+    launch.show, launch.dataset.fingerprint = SimpleNamespace(print_line=said.append, show_step=None), ""
+    return remote_processes.RemoteRunProcesses(launch, str, True)
 
 
 def test_why_a_host_that_is_there_again_is_not_used_is_said_once(
@@ -35,12 +49,7 @@ def test_why_a_host_that_is_there_again_is_not_used_is_said_once(
         def close(self) -> None:
             """Nor to end."""
 
-    monkeypatch.setattr(remote_processes, "HostAgents", Agents)
-    monkeypatch.setattr(remote_processes, "RESTORE_SECONDS", 0.0)
-    cfg = compose(["cluster=exec", "cluster.hosts=[b:1]", "cluster.bind=127.0.0.1", "mode=gba", "model.dim=4"])
-    launch = launch_of(cfg, tmp_path)
-    launch.show, launch.dataset.fingerprint = SimpleNamespace(print_line=said.append, show_step=None), ""
-    processes = remote_processes.RemoteRunProcesses(launch, str, True)
+    processes = started(Agents, said, tmp_path, monkeypatch)
     processes.agents.connect()
     processes._restore("b")
     assert not found and said == [
@@ -48,3 +57,28 @@ def test_why_a_host_that_is_there_again_is_not_used_is_said_once(
         "check out the same commit there, with the same changes, and type make install.",
         "  Host b is there again; it gets no worker.",
     ]
+
+
+def test_the_end_waits_for_who_still_asks_a_lost_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, ended, done = threading.Event(), threading.Event(), list[str]()
+
+    class Agents(HostAgents):
+        def connect(self) -> None:
+            asks.set()
+            ended.wait(10)
+            self.reports["b"].faults.append("Host b is not there.")
+
+        def each(self, work: object) -> None:
+            """There is no agent to ask."""
+
+        def close(self) -> None:
+            ended.set()
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.2)
+                done.append("closed")
+
+    processes = started(Agents, [], tmp_path, monkeypatch)
+    processes._lost("b", "its agent has ended")
+    assert asks.wait(10)
+    processes.stop()
+    assert done == ["closed"]

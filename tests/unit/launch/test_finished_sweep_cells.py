@@ -157,6 +157,14 @@ def test_runs_without_an_auc_end_no_sweep() -> None:
     assert ran == [1, 2]
 
 
+def test_a_folder_of_own_files_may_be_named_between_overrides(here: Path) -> None:
+    (here / "own/experiment").mkdir(parents=True)
+    (here / "own/experiment/mine.yaml").write_text("# @package _global_\nmode: {local_batch: 64}\n")
+    ran = Jobs()
+    run_hydra([*OFF, "mode=gba", "--config-dir", "own", "experiment=mine", "seed=3"], ran)
+    assert [(cfg.mode.name, cfg.local_batch, cfg.seed) for cfg in ran.ran] == [("gba", 64, 3)]
+
+
 def test_a_run_that_a_signal_met_at_its_end_has_finished(capsys: pytest.CaptureFixture[str]) -> None:
     def job(cfg: RunConfig, command: CommandLine) -> dict[str, Any]:
         finish(cfg)

@@ -151,8 +151,10 @@ def compare(
 
     `runs`: what `train` or `load` returned, or what `load` takes, one or several. The other arguments are the options
     of `gbactl report`; `round="day 2"` compares what the runs did in that day alone. Raises UsageError for a key, a
-    baseline, a metric or a round that no run has."""
+    baseline, a metric or a round that no run has, and for no runs."""
     found = [load(run) for run in ([runs] if isinstance(runs, Run | str | Path) else runs)]
+    if not found:
+        raise UsageError("There is no run to compare; type gbactl.compare(RUNS) with what gbactl.train returned.")
     report = compared([run_at(run.run_dir)[0] for run in found], by, baseline, metrics, on, margin, round)
     main = csv(report).partition("\n\n")[0]  # tables of slow-downs and failures follow
     table = Comparison(pandas.read_csv(io.StringIO(main), dtype={key: str for key in report.by}))

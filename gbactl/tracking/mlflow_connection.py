@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -366,6 +367,12 @@ def _search(client: MlflowClient, ids: list[str], condition: str) -> Iterable[An
         try:
             page = client.search_runs(ids, condition, max_results=1000, page_token=token)
         except MlflowException as error:
+            if bare := re.match(r"Invalid attribute key '(\w+)'", str(error)):  # MLflow lists a set of all attributes
+                meant = re.sub(rf"(?<![\w.]){bare[1]}\b", f"metrics.{bare[1]}", condition)
+                raise UsageError(
+                    f"--where {condition!r} is no filter ({bare[1]} is no attribute of a run); type for a metric: "
+                    f"--where {meant!r}"
+                ) from error
             raise UsageError(
                 f"--where {condition!r} is no filter ({first_line(error).rstrip('.')}); type for instance: "
                 """--where mode=gba, or --where "metrics.auc > 0.7" """.strip()

@@ -128,6 +128,12 @@ def test_plots_are_written_from_the_artifacts(tmp_path: Path) -> None:
     ("arguments", "kind", "sentence"),
     [
         (["--where", "nonsense"], UsageError, "is no filter"),
+        (
+            ["--where", "auc>0.5"],
+            UsageError,
+            "--where 'auc>0.5' is no filter (auc is no attribute of a run); type for a metric: "
+            "--where 'metrics.auc>0.5'",
+        ),
         (["--where", "params.mode = 'hop'"], TrackingError, "type: gbactl train"),
         (
             ["--where", "params.seed = '3'"],

@@ -88,5 +88,7 @@ def test_errors_are_those_of_the_project(tmp_path: Path) -> None:
     assert caught.value.__cause__ is None and caught.value.__suppress_context__, "none of Hydra's tracebacks"
     with pytest.raises(gbactl.errors.UsageError, match=r"^\['seed=1'\] is no override; type each as a text of its own"):
         gbactl.train(["seed=1"])  # type: ignore[arg-type]
+    with pytest.raises(gbactl.errors.UsageError, match=r"^There is no run to compare; type gbactl\.compare"):
+        gbactl.compare([])
     with pytest.raises(gbactl.errors.UsageError, match="no run"):
         gbactl.load("nowhere")

@@ -41,7 +41,7 @@ class Cross(nn.Module):
     def forward(self, numeric: Tensor, fields: Tensor) -> Tensor:
         """Compute logits float32[samples].
 
-        numeric: float32[samples, numeric fields]; fields: float32[samples, fields, dim], the looked-up vectors."""
+        numeric: float32[samples, numeric features]; fields: float32[samples, fields, dim], the looked-up vectors."""
         start = torch.cat([numeric, fields.flatten(1)], 1)
         x = start
         for layer in self.crosses:

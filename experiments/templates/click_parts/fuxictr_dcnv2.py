@@ -20,7 +20,7 @@ class FuxiDCNv2(nn.Module):
         self.last = nn.Linear(width + hidden[-1], 1)
 
     def forward(self, numeric: Tensor, fields: Tensor) -> Tensor:
-        """Compute logits float32[samples] from numeric fields and the looked-up vectors [samples, fields, dim]."""
+        """Compute logits float32[samples] from numeric features and the looked-up vectors [samples, fields, dim]."""
         x = torch.cat([numeric, fields.flatten(1)], 1)
         logits: Tensor = self.last(torch.cat([self.crosses(x), self.mlp(x)], 1))
         return logits.squeeze(1)

@@ -23,7 +23,7 @@ class TorchRecDCNv2(nn.Module):
         self.last = nn.Linear(hidden[-1], 1)
 
     def forward(self, numeric: Tensor, fields: Tensor) -> Tensor:
-        """Compute logits float32[samples] from numeric fields and the looked-up vectors [samples, fields, dim]."""
+        """Compute logits float32[samples] from numeric features and the looked-up vectors [samples, fields, dim]."""
         x = torch.cat([numeric, fields.flatten(1)], 1)
         logits: Tensor = self.last(self.mlp(self.crosses(x)))
         return logits.squeeze(1)

@@ -327,9 +327,9 @@ class LaunchedRun:
                 children, hub, self.show.print_line, lambda: self._check(children, children.failure(), children.ended())
             )
             coordinator.connect()
-            self.control = ControlSocket(self.run_dir, coordinator.send)
-            self.listeners += [coordinator.on_event, self.control.on_event]
-            with first_signal_recorded():
+            with first_signal_recorded():  # from the first step on there is something to save
+                self.control = ControlSocket(self.run_dir, coordinator.send)
+                self.listeners += [coordinator.on_event, self.control.on_event]
                 self._listen(hub, children, coordinator, self.control)
         finally:
             if self.control is not None:

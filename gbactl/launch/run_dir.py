@@ -151,9 +151,13 @@ def plain(value: Any) -> Any:
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write result.json atomically into the reserved disk space. Raises NoRoomError."""
     target = path / RESULT
-    (path / ROOM).unlink(missing_ok=True)
     with room_needed(target), replacing(target) as partial:
-        partial.write_text(json.dumps(result, indent=2) + "\n")
+        with suppress(FileNotFoundError):  # overwritten, not freed: on a full disk others could take what is free
+            (path / ROOM).replace(partial)
+        partial.touch()
+        with partial.open("r+") as file:
+            file.write(json.dumps(result, indent=2) + "\n")
+            file.truncate()
 
 
 _MOST = 5

@@ -51,11 +51,16 @@ def test_a_directory_that_is_there_and_empty_is_taken(here: Path) -> None:
     assert run_dirs.create(RunConfig(run_dir="mine")) == here / "mine"
 
 
-def test_the_result_has_its_room_until_it_is_written() -> None:
+def test_the_result_is_written_into_its_room() -> None:
     path = run_dirs.create(RunConfig())
-    assert (path / run_dirs.ROOM).stat().st_blocks * 512 >= run_dirs.ROOM_BYTES
+    room = (path / run_dirs.ROOM).stat()
+    assert room.st_blocks * 512 >= run_dirs.ROOM_BYTES
     run_dirs.write_result(path, {"auc": 0.5})
-    assert not (path / run_dirs.ROOM).exists()
+    written = (path / run_dirs.RESULT).stat()
+    assert not (path / run_dirs.ROOM).exists() and written.st_ino == room.st_ino
+    assert run_dirs.read_result(path) == {"auc": 0.5} and written.st_size < 100
+    run_dirs.write_result(path, {"auc": 0.6})
+    assert run_dirs.read_result(path) == {"auc": 0.6}
 
 
 def test_a_result_that_has_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

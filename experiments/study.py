@@ -291,11 +291,11 @@ def run_parts(parts: Iterable[Part], record: Record, again: bool = False) -> Non
             told = " ".join(override for override in cell.overrides if override not in part.common)
             if isinstance(found, str):
                 failed.append(f"{cell.name}\nfailed: {found}")
-            elif part.recorded and cell.part != BASES:
-                record.add(cell, version, seconds, found)
-            told += (
-                ": failed" if isinstance(found, str) else f": {duration(seconds)}{', diverged' * (DIVERGED in found)}"
-            )
+                told += ": failed"
+            else:
+                told += f": {duration(seconds)}" + (", diverged" if DIVERGED in found else "")
+                if part.recorded and cell.part != BASES:
+                    record.add(cell, version, seconds, found)
             if cell.part == BASES:
                 told = f"base of {part.name}: {told}"
             else:

@@ -49,14 +49,14 @@ from gbactl.engine.signals import stoppable
 from gbactl.errors import ConfigError, Stopped, UsageError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.host_limits import usable_cores
-from gbactl.install import running_code
+from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, defaults_of
 from gbactl.launch.progress import ProgressDisplay, unit_of
 from gbactl.policies.policy import names
 from gbactl.report.render import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
-from gbactl.tracking.final_metrics import config_hash, metrics_of, tags_of
+from gbactl.tracking.final_metrics import metrics_of, tags_of
 from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
@@ -342,8 +342,8 @@ class Advising:
         cfg = replace(self.modes[outcome.mode], seed=outcome.seed)
         with run_dirs.lock(own):
             tags = {PARENT: parent.run_id, MODE_TAG: str(outcome.result["mode"])}
-            data = hashlib.sha256(self.subset.fingerprint.encode()).hexdigest()[:12]
-            tags |= {CELL: f"{config_hash(to_dict(cfg))}-{data}-{running_code()}"}  # another subset's make no pair
+            subset = hashlib.sha256(self.subset.fingerprint.encode()).hexdigest()
+            tags |= {CELL: finished_sweep_cells.cell_of(cfg, subset)}  # simulations on another subset make no pair
             child = self._track(own, f"{outcome.mode} s{outcome.seed}", cfg, tags)
             assert child is not None
             found: dict[str, float | None] = {**metrics_of(outcome.result), "predicted_eps": outcome.eps}

@@ -250,8 +250,7 @@ def run_hydra(
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
     sweep, home = _Sweep(), os.getpid()
     chosen = group_choices(arguments, conf_dir())
-    typed_here = with_tuning(with_cost_file(_opened(arguments)))
-    typed_here = before_overrides(chosen, typed_here)
+    typed_here = before_overrides(chosen, with_tuning(with_cost_file(_opened(arguments))))
     _check_options(typed_here)
     SweepCallback.command = shlex.join(["gbactl", verb, *given])
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *typed_here]

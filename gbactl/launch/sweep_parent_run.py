@@ -133,10 +133,11 @@ class OpenSweep:
 
     def show(self) -> None:
         """Print the comparison of the sweep's runs, and what to type next, on standard output."""
-        sweep = "" if self.tracked is None else self.tracked.opened(0.0) or ""
-        commands = self.best + (after_runs(self.tracking, sweep) if self.tracked is not None else [])
-        if self.tracked is not None and (found := self._comparison(self.tracked)):
-            print(f"\n{found}")
+        commands = list(self.best)
+        if self.tracked is not None:
+            if found := self._comparison(self.tracked):
+                print(f"\n{found}")
+            commands += after_runs(self.tracking, self.tracked.opened(0.0) or "")
         if commands:
             print("\n".join(f"{f'{purpose}:':<14} {text}" for purpose, text in commands), flush=True)
 

@@ -1,10 +1,10 @@
 """Statistics over seeds (mean, deviation, paired t interval), and the pairing of runs that are compared. Pure.
 
 A pair has the same seed and the same data, and differs only in the keys that make the groups (which may be keys of the
-data). Grouped by a parameter, a pair may differ
-in that parameter; grouped by `mode`, in all of mode.*. Grouped by a tag, which says nothing of the configuration, it
-may differ in mode.*, switch.*, collective.* and every parameter that has one value in each group. Runs of one seed in
-several configurations depend on each other: they are averaged per seed first.
+data). Grouped by a parameter, a pair may differ in that parameter; grouped by `mode`, in all of mode.*. Grouped by a
+tag, which says nothing of the configuration, it may differ in mode.*, switch.*, collective.* and every parameter that
+has one value in each group. Runs of one seed in several configurations depend on each other: they are averaged per seed
+first.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def test_the_plan_kills_it_and_both_lives_replay_as_one(launcher: Launcher) -> N
 
 
 @pytest.mark.slow
-def test_it_is_killed_twice_and_a_worker_between(launcher: Launcher) -> None:
-    mode = ("mode=hop_bw", "mode.backup=1")
+@pytest.mark.parametrize("mode", [("mode=async",), ("mode=hop_bw", "mode.backup=1")])
+def test_it_is_killed_twice_and_a_worker_between(launcher: Launcher, mode: tuple[str, ...]) -> None:
     launched = launcher.start(*mode, *SMALL, "data.rows_per_day=90000", "model.hidden=[128,128]")
     launched.training()
     os.kill(launched.node("C"), signal.SIGKILL)

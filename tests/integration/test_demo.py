@@ -84,10 +84,9 @@ def test_a_small_demo_goes_on_from_its_bases_and_again_where_it_was(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_make_demo_shows_what_a_switch_does(checkout: Path) -> None:
-    """With a slow worker, async loses AUC, gba far less: already with two of the four seeds."""
-    assert make(checkout, "-n").stdout.count(" seed=0,1,2,3 ") == 3
-    found = rows(make(checkout, "SEEDS=0,1"))
-    assert {mode: row[1] for mode, row in found.items()} == dict.fromkeys(MODES, "2")
+    """With a slow worker, both modes are faster than sync; async loses AUC, gba far less."""
+    found = rows(make(checkout))
+    assert {mode: row[1] for mode, row in found.items()} == dict.fromkeys(MODES, "4")
     auc = {mode: float(row[2]) for mode, row in found.items()}
     assert min(auc.values()) > 0.7
     assert auc["sync"] - auc["sync>async@day2"] > 3 * abs(auc["sync"] - auc["sync>gba@day2"])

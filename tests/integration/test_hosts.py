@@ -215,7 +215,7 @@ def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Sit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [("mode=gba",), ("mode=gba", "cluster.lost_worker=end")])
+@pytest.mark.parametrize("how", [("mode=gba",), ("mode=sync",), ("mode=gba", "cluster.lost_worker=end")])
 def test_hosts_that_lose_each_other_are_named_too(site_of: Callable[..., Site], how: tuple[str, ...]) -> None:
     """W3 on c and S1 on b, both of which the launcher reaches: the third W3 is on another host."""
     site = site_of()

@@ -138,9 +138,12 @@ def day_name(number: int) -> str:
 
 
 def ids_of(column: pl.Series, field: int, buckets: int) -> NDArray[np.int32]:
-    """Map a column to one field's ids int32[n]: 0 where it is missing, otherwise in [1, buckets)."""
+    """Map a column to one field's ids int32[n]: 0 where it is missing, otherwise in [1, buckets).
+
+    12.0 is the number 12, as pandas writes whole numbers with a point where a column has missing ones."""
     written = texts(column)
-    whole = _chosen(pl.when(written.str.contains(WHOLE)).then(written.cast(pl.Int64, strict=False)))
+    bare = written.str.strip_suffix(".0")
+    whole = _chosen(pl.when(bare.str.contains(WHOLE)).then(bare.cast(pl.Int64, strict=False)))
     return to_ids(written, field, buckets, whole)
 
 

@@ -345,6 +345,17 @@ def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tm
     assert whole(split).ids[:, 1].tolist() == [(i + 2) % 7 for i in range(5)] + [(i + 5) % 7 for i in range(5)]
 
 
+def test_a_whole_number_has_one_id_however_a_file_writes_it(load: Load, tmp_path: Path) -> None:
+    """pandas writes 12.0 into the files of those days on which another row has none."""
+    schema = "columns: {y: label, x: categorical, l: {kind: multi, separator: ' '}}"
+    small(tmp_path, "y,x,l\n0,12,3 -4\n1,0,3\n0,1.50,3\n1,007,3 5\n", schema, "0.csv")
+    small(tmp_path, "y,x,l\n0,12.0,3.0 -4.0\n1,0.0,3.0\n0,1.5,3.0\n1,007.0,3.0 5.0\n", schema, "1.csv")
+    one, two = load(name="table", path=str(tmp_path / "?.csv"), schema=str(tmp_path / "s.yaml"))
+    pairs = list(zip(*(each.slice(0, 4).ids[:, 0].tolist() for each in (one, two)), strict=True))
+    assert [a == b for a, b in pairs] == [True, True, False, False] and len({a for a, _ in pairs}) == 4
+    assert lists_in(one, 0) == lists_in(two, 0) and len({each for ids in lists_in(one, 0) for each in ids}) == 3
+
+
 def test_a_column_of_lists_that_is_called_user_is_no_user(load: Load, tmp_path: Path) -> None:
     text = "y,x,user\n" + "1,2,a|b\n0,3,b\n" * 2
     data = load(**small(tmp_path, text, "columns: {y: label, x: categorical, user: multi}"), days=2)

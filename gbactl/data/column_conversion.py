@@ -101,7 +101,7 @@ def timestamps(column: pl.Series, form: str | None = None) -> pl.Series:
     """Convert a column to microseconds since 1970 (UTC) as Int64; null where it is missing or no time.
 
     `form`: format of strptime; None: ISO 8601, or a number since 1970. Raises ConfigError for an impossible format."""
-    if column.dtype.is_temporal():
+    if isinstance(column.dtype, pl.Date | pl.Datetime):
         return column.cast(pl.Datetime("us"), strict=False).cast(pl.Int64)
     written = texts(column)
     if form is not None:
@@ -116,9 +116,14 @@ def timestamps(column: pl.Series, form: str | None = None) -> pl.Series:
     return found
 
 
+def dates(moments: pl.Series) -> pl.Series:
+    """Convert microseconds since 1970 to dates as numbers YYYYMMDD, Int64."""
+    return moments.cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
+
+
 def days(column: pl.Series, form: str | None = None) -> pl.Series:
     """Convert a column to day numbers as Int64: a date as YYYYMMDD, a number below 100,000,000 as it is."""
-    found = timestamps(column, form).cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
+    found = dates(timestamps(column, form))
     if form is not None or column.dtype.is_temporal():
         return found
     number = numbers(texts(column))

@@ -252,7 +252,7 @@ class ReplicatedDense(DensePlacement):
             self.client.coordinator.send(GradientNorms(grant.token, square, []))
         if self.recovery is not None:
             self.recovery.take()
-        self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
+        self.block.apply(self.gradient, grant.divisor, grant.lr_scale)
         self.steps.last_step = grant.token
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)

@@ -284,7 +284,7 @@ def _frame(
 
 
 def _why_no_row(line: bytes, separator: str, columns: int) -> str | None:
-    """Describe why a line is no row of so many columns; None if it is one."""
+    """Describe why a line is no row of so many columns; None if it is a row."""
     if b"\0" in line or b"\r" in line:
         return "it holds a control character"
     try:

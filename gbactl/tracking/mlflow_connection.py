@@ -90,7 +90,9 @@ def quiet_mlflow() -> None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """Create an MLflow client whose SQLite connections wait for locks. Raises TrackingError."""
+    """Create an MLflow client whose SQLite connections wait for locks.
+
+    Raises TrackingError where the store does not exist or does not answer."""
     quiet_mlflow()
     from mlflow import MlflowClient
 
@@ -101,7 +103,10 @@ def connect(uri: str) -> MlflowClient:
     if path is not None and "timeout=" not in uri:
         uri += f"{'&' if '?' in uri else '?'}timeout={BUSY_SECONDS}"
     try:
-        return MlflowClient(tracking_uri=uri)
+        client = MlflowClient(tracking_uri=uri)
+        if path is None:
+            client.search_experiments(max_results=1)  # asks a server for the first time
+        return client
     except Exception as error:
         raise TrackingError(_explained(uri, error)) from error
 

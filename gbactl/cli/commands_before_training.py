@@ -95,16 +95,10 @@ def _schema_place(file: SourceFile, out: str | None) -> Path:
 
 def _prepared(overrides: tuple[str, ...]) -> Dataset:
     """Build or reuse the cache of the data that the overrides select; shows its progress on standard error."""
-    from gbactl.data.cache import prepare
-    from gbactl.data.dataset import open_dataset
     from gbactl.launch.hydra_config import compose
-    from gbactl.launch.progress import ProgressDisplay
+    from gbactl.launch.progress import ProgressDisplay, prepared
 
-    display = ProgressDisplay()
-    try:
-        return open_dataset(prepare(compose(list(overrides)).data, display.show_step))
-    finally:
-        display.clear()
+    return prepared(compose(list(overrides)).data, ProgressDisplay())
 
 
 # any number of workers divides the global batch: the mode is not what is checked

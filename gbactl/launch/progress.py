@@ -10,7 +10,6 @@ import html
 import shlex
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -352,8 +351,6 @@ class NotebookDisplay(PythonDisplay):
         super().__init__(unit, place)
         self._handle: Any = None
         self._shown = ""
-        # MLflow imports tqdm's bar for notebooks, which asks for ipywidgets; no such bar is shown
-        warnings.filterwarnings("ignore", message="IProgress not found")
 
     def print_line(self, text: str) -> None:
         """Print one line of text."""

@@ -78,11 +78,14 @@ def artifact_root(uri: str) -> str | None:
 
 
 def quiet_mlflow() -> None:
-    """Switch off MLflow's telemetry, network retries and migration messages.
+    """Switch off MLflow's telemetry, network retries, migration messages, and tqdm's warning about ipywidgets.
 
     Call it before and after importing mlflow."""
     import logging
+    import warnings
 
+    # MLflow imports tqdm's bar for notebooks, which asks for ipywidgets; no such bar is shown
+    warnings.filterwarnings("ignore", message="IProgress not found")
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     for name in ("mlflow", "alembic"):

@@ -287,10 +287,13 @@ VERDICT = "gbactl.verdict"
 _NOTE_BEGINS, _LONGEST_NOTE = "<!-- gbactl report -->", 5000
 
 
-def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: Mapping[str, str]) -> None:
+def log_comparison(
+    uri: str, experiments: Sequence[str], table: str, verdicts: Mapping[str, str], outdated: Iterable[str]
+) -> None:
     """Write a comparison's table (Markdown) into the experiments' notes, and each run's verdict as its tag.
 
-    `verdicts`: by run id. A note's own text stays above the table. Raises TrackingError."""
+    `verdicts`: by run id; `outdated`: ids of runs whose tag of an earlier comparison is removed. A note's own text
+    stays above the table. Raises TrackingError."""
     from mlflow.exceptions import MlflowException
 
     client = connect(uri)
@@ -302,6 +305,8 @@ def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: M
             client.set_experiment_tag(found.experiment_id, NOTE, _cut(note, _LONGEST_NOTE))
         for run_id, words in verdicts.items():
             client.set_tag(run_id, VERDICT, words)
+        for run_id in outdated:
+            client.delete_tag(run_id, VERDICT)
     except MlflowException as error:
         raise TrackingError(f"The verdicts cannot be written to {uri}: {first_line(error)}") from error
 
@@ -313,8 +318,7 @@ def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, ve
     client = connect(uri)
     command = client.get_run(run_id).data.tags.get(COMMAND, "")
     client.set_tag(run_id, NOTE, sweep_note(command, table))
-    if found:
-        client.set_tag(run_id, VERDICT, _cut(found, _LONGEST_NOTE))
+    client.set_tag(run_id, VERDICT, _cut(found, _LONGEST_NOTE))
     for child, words in verdicts.items():
         client.set_tag(child, VERDICT, words)
 

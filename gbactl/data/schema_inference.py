@@ -233,10 +233,11 @@ def _no_header(file: SourceFile, names: list[str], separator: str | None) -> Dat
 
 
 def _as_texts(column: pl.Series) -> pl.Series:
-    """Convert a column to text, times to that of ISO 8601; one with lists or other structures, or bytes, stays."""
-    if column.dtype.is_nested() or column.dtype == pl.Binary:
+    """Convert a column to text, times to that of ISO 8601; lists, other structures, bytes and durations stay."""
+    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Duration):
         return column
-    return texts(column.cast(pl.Datetime("us"), strict=False) if column.dtype.is_temporal() else column)
+    dated = isinstance(column.dtype, pl.Date | pl.Datetime)
+    return texts(column.cast(pl.Datetime("us"), strict=False) if dated else column)
 
 
 def _facts(column: pl.Series) -> tuple[int, float]:

@@ -95,7 +95,7 @@ class ExcludedRun:
 class Report:
     """Comparison of runs in the form that the renderers need; the first column is the compared metric.
 
-    `times`: until runs reached the AUC that `time_to` names, where this was asked for. `rounds`: of a single run, the
+    `times`: times until runs reached the AUC that `time_to` names, where this was asked for. `rounds`: of one run, the
     metrics of each day or epoch, by label. `free`: keys and prefixes in which the runs of a pair may differ."""
 
     by: Key
@@ -128,7 +128,7 @@ def compare(
 
     Without `by`, runs share a line if they differ in their seed alone. With `by`, a line has the mean over all other
     differences except the mode. Without `baseline`, sync is the baseline if there is one. `margin`: the largest
-    difference that counts as none. `label`: of a round, by whose metrics alone the runs are compared. Raises UsageError
+    difference that counts as none. `label`: compare the runs by the metrics of this round alone. Raises UsageError
     for a key, a baseline, a metric or a round that no run has.
     """
     on, named = plain_name(on), {name for run in runs for name in run.metrics}

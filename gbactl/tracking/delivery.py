@@ -285,7 +285,7 @@ class Backlog:
             self._write(records)
 
     def opened(self, run_id: str) -> None:
-        """Record the run's id in the MLflow store; records sent under an earlier id must be sent again."""
+        """Record the run's id in the MLflow store; under a new id, all records must be sent again."""
         self._write([{"kind": "opened", "run_id": run_id}])
 
     def sent(self, count: int) -> None:

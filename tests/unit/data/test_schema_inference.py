@@ -349,12 +349,14 @@ def test_the_types_of_parquet_count(tmp_path: Path) -> None:
         "tags": [["a", "b"]] * ROWS, "pairs": [[[1]]] * ROWS, "history": [[1, 2, i % 3] for i in range(ROWS)],
         "then": pa.array([BEGIN + i * HOUR for i in range(ROWS)], pa.timestamp("ns", "Europe/Berlin")),
         "x": [i / 7 for i in range(ROWS)], "n": [None if i % 3 else i % 5 for i in range(ROWS)],
+        "clock": [datetime.time(i % 24) for i in range(ROWS)], "wait": [i * HOUR for i in range(ROWS)],
+        "shop": pa.array(of("a", "b")).dictionary_encode(),
     }  # fmt: skip
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     found = infer(tmp_path / "t.parquet")
     assert {each.name: each.kind for each in found.guesses} == {
         "click": "label", "when": "time", "tags": "multi", "pairs": "ignore", "history": "sequence", "x": "numeric",
-        "n": "categorical", "then": "ignore",
+        "n": "categorical", "then": "ignore", "clock": "categorical", "wait": "ignore", "shop": "categorical",
     }  # fmt: skip
     assert [each.distinct for each in found.guesses if each.name == "tags"] == [2]  # values, not lists
     assert [each.why for each in found.guesses if each.name == "then"] == ["a further time; one is possible"]

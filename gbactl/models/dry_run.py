@@ -155,8 +155,9 @@ def _check_batch(
         shape = f"{what} returns logits of shape {list(shares.shape)} in eval mode, for a batch of {count}"
         require(shares.shape == (count,), f"{shape}, not [{count}].")
         require(bool(np.isfinite(shares).all()), f"{what} returns logits that are NaN in eval mode.")
-        for which, gradient in zip(leaves, found, strict=True):
-            problem = f"{what} gives no gradient to {which}, which forward does not use; use it, or take it out."
+        for (which, leaf), gradient in zip(leaves.items(), found, strict=True):
+            hint = "compute the logits from them, too" if leaf is fields else "take it out"
+            problem = f"{what} gives no gradient to {which}, which forward does not use; {hint}."
             require(gradient is not None, problem)
             finite = gradient is None or bool(torch.isfinite(gradient).all())
             require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")

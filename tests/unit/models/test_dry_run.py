@@ -85,6 +85,13 @@ class Silent(Plain):
         return None  # type: ignore[return-value]
 
 
+class Blind(Plain):
+    """Looks at the numeric features alone."""
+
+    def forward(self, numeric: Tensor, fields: Tensor) -> Tensor:
+        return super().forward(numeric, torch.zeros_like(fields))
+
+
 class Late(Plain):
     """Makes a layer when it is first used."""
 
@@ -122,6 +129,7 @@ def count(model: Any, logits: Tensor) -> Tensor:
         (kind(lambda _, logits: (logits, 0)), "returns a tuple, not a tensor of logits; return the logits alone"),
         (kind(lambda _, logits: {"y": logits}), "returns a dict, not a tensor of logits; return the logits alone"),
         (Silent, "returns a NoneType, not a tensor of logits; end forward with return"),
+        (Blind, r"no gradient to the looked-up fields, .*does not use; compute the logits from them, too\."),
         (Late, r"parameter of shape \[1, 1\] that is not among its parameters\(\), so that it is never .* __init__"),
         (kind(lambda _, logits: logits.detach()), r"without a gradient; leave out detach\(\)"),
         (

@@ -92,7 +92,7 @@ class LivePhase:
         self._ignored: set[int] = set()
         self.empty_grants: dict[int, deque[Granted]] = {}  # per worker: its last ones, which no gradient confirms
         self._uninformed: set[int] = set()  # workers to which the phase was not announced yet
-        self._unrequested: set[int] = set()
+        self._unrequested: set[int] = set()  # batches in flight whose workers had not asked for one
         self.shards = members.expected["server"]
         self._refresh_servers()
         self.workers = members.channels_of("worker")
@@ -145,7 +145,9 @@ class LivePhase:
         command = self.phase.take(worker)
         if command is None:
             return False
-        if not requested:
+        if requested:
+            self._unrequested.discard(command.grant.batch)  # another worker had got it unrequested, and failed
+        else:
             self._unrequested.add(command.grant.batch)
         self._hand_out(command)
         return True

@@ -195,8 +195,12 @@ class TrainerDense(ComputeThread):
         threading.Thread(target=self._send_replica, args=(message.number, trains), name="save", daemon=True).start()
 
     def _send_replica(self, number: int, trains: bool) -> None:
-        message, values = self.core.packed_replica(number, trains)
-        self.client.coordinator.send(message, None if values is None else values.view(np.uint8))
+        """Send the replica; an error ends the worker, as the coordinator would wait for the replica to the end."""
+        try:
+            message, values = self.core.packed_replica(number, trains)
+            self.client.coordinator.send(message, None if values is None else values.view(np.uint8))
+        except BaseException as error:
+            self.client.fail(error)
 
     # -- batches ------------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ class RunFlow:
         run.record.round = (round_, number, len(run.rounds), rows)
         rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
-            rest, begun, entered = self.failover.resumed_round(number) or (rest, begun, entered)
+            rest, begun, entered = self.failover.resumed_round() or (rest, begun, entered)
         while rest:
             if self._evaluation_due(round_, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))

@@ -528,6 +528,33 @@ def test_who_loses_the_coordinator_before_a_server_is_back_ends(
         run_in_memory(config("gba", save=save), data, tmp_path)
 
 
+def test_behind_a_failover_at_the_end_everybody_goes_back_and_trains_what_is_undone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator and then a server are killed while the final checkpoint is saved."""
+    save_last, save, saves = Checkpointing.save_last, Server._save, list[str]()
+
+    def saves_last(this: Any) -> Any:
+        saves.append("last")
+        if len(saves) == 1:
+            raise Killed
+        return save_last(this)
+
+    def saving(this: Any, *message: Any) -> None:
+        if len(saves) == 2 and this.index == 1:
+            saves.append("dead")
+            raise Killed
+        save(this, *message)
+
+    monkeypatch.setattr(Checkpointing, "save_last", saves_last)
+    monkeypatch.setattr(Server, "_save", saving)
+    result = run_in_memory(config("gba", save="full"), data, tmp_path)
+    adds_up(result)
+    assert saves == ["last", "last", "dead", "last"]
+    assert [failed["process"] for failed in result["recovery"]] == ["C", "S1"]
+    assert 0 < result["samples"]["rolled_back"]
+
+
 # -- exactness --------------------------------------------------------------------------------------
 
 

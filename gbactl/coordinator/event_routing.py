@@ -107,18 +107,21 @@ class CoordinatorCore:
         """Handle the failure of a worker that is already removed. Returns whether the run goes on without it."""
         self.run.failures.record_detection(str(peer), failure)
         self.workers.on_worker_failure()
-        if not self._can_go_on():
+        if not self._can_go_on(peer.index):
             return False
         self.give_up(peer)
         return True
 
-    def _can_go_on(self) -> bool:
-        """Whether the run can continue without the failed workers: other nodes must hold their dense parameters."""
+    def _can_go_on(self, worker: int) -> bool:
+        """Whether the run can continue after a worker failure: with other workers, or once a successor is there.
+
+        Other nodes must hold the dense parameters."""
         run = self.run
         allowed = run.cfg.cluster.lost_worker != "end"
         settled = run.members.settled and (self.workers.survivable or self.migration.moving)
         others = bool(run.members.channels_of("worker"))
-        return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))
+        awaited = run.home == "servers" and any(map(self.workers.replaces, (worker, *run.fencing.failed_workers)))
+        return allowed and settled and (others or awaited)
 
     def give_up(self, peer: Peer) -> None:
         """Continue without a failed worker: its batches are handed out again once every server refuses its messages."""
@@ -141,10 +144,11 @@ class CoordinatorCore:
 
     def report_lost(self, peer: Peer, batches: int) -> None:
         """Report a worker failure to the launcher, with the number of batches that were leased to the worker."""
-        run = self.run
+        run, worker = self.run, peer.index
         fields = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
         run.send_event(
-            "lost", {"process": str(peer), "replaced": self.workers.replaces, **fields, "epoch": peer.incarnation}
+            "lost",
+            {"process": str(peer), "replaced": self.workers.replaces(worker), **fields, "epoch": peer.incarnation},
         )
 
     def on_summed(self, message: SummandsLost | RingBroken) -> None:
@@ -165,7 +169,7 @@ class CoordinatorCore:
         """Handle the failure of a server that is already removed. Returns whether a successor replaces it."""
         run = self.run
         run.failures.record_detection(f"S{shard}", failure)
-        if not self.servers.replaces:
+        if not self.servers.replaces(shard):
             return False
         self.servers.on_failure(shard)
         run.record.statistics.times.on_servers_replaced([f"S{shard}"])

@@ -35,6 +35,7 @@ from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocate
 log = logging.getLogger(__name__)
 MESSAGE_OUTCOMES = ("dropped", "duplicated", "reordered", "delayed", "retried")
 UNANSWERED = -1  # request number of a MoveDense whose answer is ignored
+MOST_SUCCESSORS = 3  # successors of a process that may die in a row without useful work: the next would die, too
 
 
 def hang_error(peer: Peer, seconds: float) -> ClusterError:
@@ -63,10 +64,10 @@ class WorkerRecovery:
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
 
-    @property
-    def replaces(self) -> bool:
+    def replaces(self, worker: int) -> bool:
         """Whether a failed worker gets a successor."""
-        return self.run.cfg.cluster.lost_worker == "replace"
+        deaths = self.run.failures.deaths_without_work(f"W{worker}")
+        return self.run.cfg.cluster.lost_worker == "replace" and deaths <= MOST_SUCCESSORS
 
     @property
     def training_progress(self) -> tuple[int, float]:
@@ -236,10 +237,10 @@ class ServerRecovery:
                     f"cluster.start_timeout={2 * limit:.0f}."
                 )
 
-    @property
-    def replaces(self) -> bool:
-        """Whether a server that fails now gets a successor."""
-        return self.run.cfg.server_returns and self.run.members.settled
+    def replaces(self, shard: int) -> bool:
+        """Whether a failed server gets a successor."""
+        deaths = self.run.failures.deaths_without_work(f"S{shard}")
+        return self.run.cfg.server_returns and self.run.members.settled and deaths <= MOST_SUCCESSORS
 
     def on_failure(self, shard: int) -> None:
         """Record a server failure whose successor is expected."""

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
@@ -344,6 +344,13 @@ class RecoveryTimes:
     def last(self, process: str) -> FailureRecord | None:
         """Last failure of a process; None if there was none."""
         return next((failed for failed in reversed(self.failures) if failed.process == process), None)
+
+    def deaths_without_work(self, process: str) -> int:
+        """Number of times that a process has died in a row, without useful work of a successor in between.
+
+        An injected failure or a hang ends the row."""
+        own = (failed for failed in reversed(self.failures) if failed.process == process)
+        return sum(1 for _ in takewhile(lambda failed: failed.failure == "death" and failed.useful is None, own))
 
     def to_result(self, began: float) -> list[dict[str, Any]]:
         """Failures as entries of result.json's `recovery`, with times since the run `began`."""

@@ -130,8 +130,6 @@ class CoordinatorCore:
             run.waiting.remove(worker)
         self.replicas.drop_requests(worker)
         batches = [] if run.training is None else run.training.ignore_worker(worker)
-        if self.switch.auto is not None:
-            self.switch.auto.controller.remove_worker(worker)
         run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
         run.state.ongoing.lives.workers[worker] = peer.incarnation
         run.log_note()

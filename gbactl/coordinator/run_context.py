@@ -161,7 +161,7 @@ class RunContext:
         self.auto: AutoSwitch | None = None
         if cfg.candidates:
             batch = cfg.candidates[SYNC].local_batch
-            controller = AutoController(cfg.cluster.workers, cfg.train.global_batch, batch, cfg.switch)
+            controller = AutoController(cfg.train.global_batch, batch, cfg.switch)
             log_decision = functools.partial(self.send_event, "auto")
             self.auto = AutoSwitch(controller, cfg.switch.every, run_dir, lambda: self.record.seconds, log_decision)
             self.record.statistics.on_gradient = self.auto.add_gradient

@@ -142,7 +142,8 @@ class TrainerDense(ComputeThread):
         rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
         self.pauses_threads = self.client.core.threads > 1 and not self.core.pace.shadow
-        self._driver = start_exchanges(self.core.pace, self._exchange_of(rule), self._threads_paused)
+        exchange = self._exchange_of(rule)
+        self._driver = start_exchanges(self.core.pace, exchange, self.client.fail, self._threads_paused)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)

@@ -109,9 +109,9 @@ class WorkerRecovery:
         run.send_event("inject", {"kind": injection.kind, "process": injection.process, **fields})
 
     def look_for_successors(self) -> None:
-        """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
+        """Admit successors of failed workers, or end the phase so that they can be admitted."""
         run = self.run
-        ready, unequal = run.members.ready_workers, run.state.ongoing.unequal
+        ready, unequal = self.admissible, run.state.ongoing.unequal
         if ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
             self.admit(self.begin_phase)
         elif (ready or unequal) and run.training is not None and run.training.stopped is None:
@@ -145,17 +145,16 @@ class WorkerRecovery:
         return cfg.home != "replicas" or bool(trainers)
 
     @property
-    def can_admit(self) -> bool:
-        """Whether the successor of a failed worker waits and can be admitted."""
-        return any(not self.run.fencing.fencing(worker) for worker in self.run.members.ready_workers)
+    def admissible(self) -> list[int]:
+        """Failed workers whose successors wait and can be admitted: all servers refuse their predecessors."""
+        return [worker for worker in self.run.members.ready_workers if not self.run.fencing.fencing(worker)]
 
     def admit(self, begin_phase: BeginPhase | None, home: str | None = None) -> None:
         """Admit ready successors of failed workers.
 
         `begin_phase`: the current one, which the successors do not know; `home`: the holder of the dense parameters."""
-        for worker in self.run.members.ready_workers:
-            if not self.run.fencing.fencing(worker):
-                self._admit(worker, begin_phase, home or self.run.home)
+        for worker in self.admissible:
+            self._admit(worker, begin_phase, home or self.run.home)
 
     def _admit(self, worker: int, begin_phase: BeginPhase | None, home: str) -> None:
         run = self.run

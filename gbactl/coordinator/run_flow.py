@@ -264,7 +264,7 @@ class RunFlow:
         run, core, home = self.run, self.core, self.run.home
         ongoing = run.state.ongoing
         ongoing.unequal &= home != "servers"  # the servers hold the only copy that counts
-        if home == "servers" or not (core.workers.can_admit or ongoing.unequal):
+        if home == "servers" or not (core.workers.admissible or ongoing.unequal):
             return
         ongoing.unequal = False
         if home == "workers":  # for a replay; replica modes have none

@@ -75,10 +75,11 @@ class CoordinatorCore:
     def on_staged(self, message: Staged) -> None:
         """Record a shard's staged gradient slice; once all shards have theirs, hand the worker its next batch."""
         training = self.run.training
-        self.servers.on_staged(message)
+        if message.rows >= 0:  # else its gradient was pushed to a failed server: an empty slice
+            self.run.failures.record_useful_work(f"S{message.shard}")
         wants_next = False
         if training is not None and training.on_staged(message):
-            self.run.failures.record_useful_work(f"W{message.worker}")
+            self.run.failures.record_useful_work("C", f"W{message.worker}")
             wants_next = training.requested(message.batch)
         if wants_next or (
             self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.failed_workers

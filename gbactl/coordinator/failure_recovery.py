@@ -30,7 +30,7 @@ from gbactl.faults.fault_plan import FaultInjector, Injection
 from gbactl.policies import Phase
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
-from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Staged, Stop, SummandsLost
+from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Stop, SummandsLost
 
 log = logging.getLogger(__name__)
 MESSAGE_OUTCOMES = ("dropped", "duplicated", "reordered", "delayed", "retried")
@@ -200,7 +200,6 @@ class ServerRecovery:
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
         self.begin_phase: BeginPhase | None = None  # last phase announced to servers
-        self._recovering: set[int] = set()  # successors that have not done useful work yet
         self.heartbeat = self._new_heartbeat(False)
 
     def _new_heartbeat(self, reading: bool) -> Heartbeat:
@@ -245,7 +244,6 @@ class ServerRecovery:
         """Record a server failure whose successor is expected."""
         self.run.server_losses += 1
         self.run.failed_servers[shard] = self.run.hub.now()
-        self._recovering.discard(shard)
 
     def check_failover(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Check whether a failover can go on; `records`: those of server failures, logged since the last standstill.
@@ -266,12 +264,7 @@ class ServerRecovery:
         if self.full:
             self.run.rollback_pending = True
         else:
-            self.on_loaded(shard)
-
-    def on_loaded(self, shard: int) -> None:
-        """Record that a server has loaded its state; its first staged slice will complete the recovery."""
-        self.run.failures.record_ready(f"S{shard}")
-        self._recovering.add(shard)
+            self.run.failures.record_ready(f"S{shard}")
 
     def tell_workers(self, server: Channel, abandoned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """Tell workers the new address of a shard, and which gradients need a slice on its new server.
@@ -285,12 +278,6 @@ class ServerRecovery:
                 pairs += [(run.training.number, batch) for batch in run.training.policy.leased_to(worker)]
             channel.send(ShardRelocated(shard, address, incarnation, pairs))
         run.members.tell_successors(ShardRelocated(shard, address, incarnation, []))
-
-    def on_staged(self, message: Staged) -> None:
-        """Record a staged slice: the first one on a successor shows that it has recovered."""
-        if message.rows >= 0 and message.shard in self._recovering:
-            self._recovering.discard(message.shard)
-            self.run.failures.record_useful_work(f"S{message.shard}")
 
 
 class LostDenseGradients:

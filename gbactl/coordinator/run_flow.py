@@ -295,7 +295,7 @@ class RunFlow:
         for failed in run.failures.failures:
             if failed.process.startswith("S") and failed.loaded is None:
                 failed.samples_rolled_back, not_yet_counted = not_yet_counted, 0
-                core.servers.on_loaded(int(failed.process[1:]))
+                run.failures.record_ready(failed.process)
         run.log.info(event_log.SERVER, {"shard": -1, "state": "rewound", "step": before, "loaded": run.step})
         run.send_event("rewound", {"step": before, "to": run.step, "samples": rolled_back})
 

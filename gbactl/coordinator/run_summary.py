@@ -260,7 +260,6 @@ class RecoveryTimes:
     ) -> None:  # fmt: skip
         self.now, self._log = now, log
         self.state = FailureRecords() if state is None else state
-        self._own_failure: FailureRecord | None = None  # failure of this coordinator's own predecessor
         self._logged: set[int] = set()
         self._began = now()
         self._last_signs: dict[str, float] = {}  # last sign of life of each process
@@ -287,8 +286,7 @@ class RecoveryTimes:
     def record_takeover(self, failure: str, detected: float, last_sign: float) -> None:
         """Record that this coordinator replaces a failed one; `detected`: time of detection; `last_sign`: of life."""
         kind, at = self.state.injected.pop("C", (failure, last_sign))
-        self._own_failure = FailureRecord("C", kind, min(at, detected), detected, self.now())
-        self.failures.append(self._own_failure)
+        self.failures.append(FailureRecord("C", kind, min(at, detected), detected, self.now()))
 
     def record_ready(self, process: str) -> None:
         """Record that a failed process's successor is ready."""
@@ -296,18 +294,12 @@ class RecoveryTimes:
         if failed is not None and failed.loaded is None:
             failed.loaded = self.now()
 
-    def record_useful_work(self, process: str) -> None:
-        """Record that a failed process's successor has done useful work, which completes the recovery."""
-        if self._own_failure is not None:
-            own_failure, self._own_failure = self._own_failure, None
-            self._complete(own_failure)
-        failed = self.last(process)
-        if failed is not None and failed.loaded is not None and failed.useful is None:
-            self._complete(failed)
-
-    def _complete(self, failed: FailureRecord) -> None:
-        failed.useful = self.now()
-        self._log_recovery(failed)
+    def record_useful_work(self, *processes: str) -> None:
+        """Record useful work of processes, which completes the recovery of those that are successors."""
+        for failed in map(self.last, processes):
+            if failed is not None and failed.loaded is not None and failed.useful is None:
+                failed.useful = self.now()
+                self._log_recovery(failed)
 
     def _log_recovery(self, failed: FailureRecord) -> None:
         number = next(number for number, failure in enumerate(self.failures) if failure is failed)

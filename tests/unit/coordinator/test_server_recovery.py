@@ -503,6 +503,7 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert (orphaned.deaths, {failed["process"] for failed in result["recovery"]}) == (1, {"C", "S0"})
+    assert all(failed["useful_s"] is not None for failed in result["recovery"])
     assert result["refused_frames"] == 0 and result["gradients"]["applied"] <= SAMPLES // 32 + 1
     logged(tmp_path, result)
 

@@ -142,6 +142,7 @@ class Failover:
         assert position is not None
         run.record.restore(position)
         run.record.inherited = position.inherited
+        run.record.optimizer_reset = self.state.ongoing.optimizer_reset_at == position.step
         run.record.continue_clock(run.hub.now() - standstill.began)
         run.restore_times(replaced=False)
         run.step, run.phase_number, run.started = position.step, self.number, True

@@ -214,8 +214,8 @@ class CoordinatorCore:
             channel.send(self.servers.begin_phase)
         run.fencing.tell_successor(channel)
         waiting = [] if run.training is None else run.training.on_server_replaced()
-        reset = run.optimizer_reset_at is not None and loaded <= run.optimizer_reset_at
-        channel.send(AdoptVersion(run.step_now, waiting, reset))
+        reset_at = run.state.ongoing.optimizer_reset_at
+        channel.send(AdoptVersion(run.step_now, waiting, reset_at is not None and loaded <= reset_at))
         self.requests.repeat(channel)
 
     def tell_workers_of(self, server: Channel) -> None:

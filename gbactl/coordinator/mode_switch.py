@@ -243,7 +243,7 @@ class ModeSwitch:
             yield from self.migration.migrate("servers", run.home)
             if reason := self._worker_obstacle(cfg):
                 raise ClusterError(f"{reason}.")
-        run.optimizer_reset_at = run.step
+        run.state.ongoing.optimizer_reset_at = run.step
         run.members.send_to_all("server", ResetOptimizer())
         yield from self.requests.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})

@@ -46,6 +46,7 @@ from gbactl.wire.messages import (
     Push,
     PutDense,
     ReloadCheckpoint,
+    ResetOptimizer,
     Save,
     SaveDense,
 )
@@ -529,6 +530,25 @@ def test_who_loses_the_coordinator_before_a_server_is_back_ends(
         run_in_memory(config("gba", save=save), data, tmp_path)
 
 
+def test_behind_a_failover_a_successor_resets_the_optimizer_as_the_switch_did_that_it_does_not_know(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt, reset = Server._adopt, list[bool]()
+
+    def adopts(this: Any, channel: Any, message: AdoptVersion, frame: Any) -> None:
+        reset.append(message.fresh)
+        adopt(this, channel, message, frame)
+
+    monkeypatch.setattr(Server, "_adopt", adopts)
+    Victim(monkeypatch, Push, 40)
+    orphaned = Orphaned(monkeypatch, ResetOptimizer, 40)
+    schedule = [{"at": {"samples": 384}, "to": "async", "fresh_optimizer": True}]
+    result = run_in_memory(config("gba", every=1000, switch=SwitchConfig(schedule=schedule)), data, tmp_path)
+    adds_up(result)
+    assert orphaned.deaths == 1 and reset == [True]
+    assert [phase.get("fresh_optimizer") for phase in result["phases"]] == [None, True]
+
+
 def test_behind_a_failover_at_the_end_everybody_goes_back_and_trains_what_is_undone(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -553,7 +573,7 @@ def test_behind_a_failover_at_the_end_everybody_goes_back_and_trains_what_is_und
     adds_up(result)
     assert saves == ["last", "last", "dead", "last"]
     assert [failed["process"] for failed in result["recovery"]] == ["C", "S1"]
-    assert 0 < result["samples"]["rolled_back"]
+    assert result["samples"]["rolled_back"] > 0
 
 
 # -- exactness --------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Failover:
         channel.send(Takeover(self.journal.term))
 
     def on_lost(self, channel: Channel) -> bool:
-        """Forget a node whose connection is lost. Returns whether the failover goes on, as the node may reconnect."""
+        """Forget a node that was lost during the failover; it may reconnect. Returns False if the failover is over."""
         if self.run.members.settled:
             return False
         if self.run.members.forget(channel):

@@ -276,7 +276,7 @@ class LivePhase:
         self.serve()
 
     def _check(self, rows: tuple[int, ...], dense: tuple[int, ...]) -> None:
-        """Check the versions that a gradient was computed from. Raises WireError for impossible ones."""
+        """Check that a gradient was computed from versions that exist. Raises WireError otherwise."""
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
             raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
 

@@ -351,7 +351,7 @@ class NodeRequests:
         self._answered.add(shard)
 
     def on_checksums(self, channel: Channel, message: Inspected) -> None:
-        """Record a node's checksums. Raises WireError for impossible ones."""
+        """Record a node's checksums. Raises WireError if they are another node's, or malformed."""
         total = message.model_sum
         if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
             raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")

@@ -250,7 +250,7 @@ class LastSwitch:
 class ReplicaState:
     """Statistics and settings of phases with replicas.
 
-    `last`: the settings of the current or last phase; `settings`: of the last one that had replicas."""
+    `last`: settings of the current or last phase; `settings`: settings of the last phase that had replicas."""
 
     phases: list[ExchangeTotals] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
@@ -345,13 +345,13 @@ def write_state(run_dir: Path, state: RunState) -> None:
 
 
 def write_times(run_dir: Path, times: ActivityTimes) -> None:
-    """Replace the file of the processes' times; ignore an OSError."""
+    """Replace times.json, the seconds of each process by activity; ignore an OSError."""
     with suppress(OSError), replacing(run_dir / TIMES_FILE) as partial:
         partial.write_bytes(msgspec.json.encode(times))
 
 
 def read_times(run_dir: Path) -> ActivityTimes | None:
-    """Read the file of the processes' times; None where it is missing or of other activities."""
+    """Read times.json; None where it is missing or has other activities."""
     try:
         times = msgspec.json.decode((run_dir / TIMES_FILE).read_bytes(), type=ActivityTimes)
     except (OSError, msgspec.DecodeError):

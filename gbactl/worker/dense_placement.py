@@ -252,7 +252,7 @@ class ReplicatedDense(DensePlacement):
             self.client.coordinator.send(GradientNorms(grant.token, square, []))
         if self.recovery is not None:
             self.recovery.take()
-        self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
+        self.block.apply(self.gradient, grant.divisor, grant.lr_scale)
         self.steps.last_step = grant.token
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
@@ -326,7 +326,8 @@ class ShardSlices:
         self.client, self.cuts, self.held = client, cuts, nonempty_slices(cuts)
 
     def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
-        """Fetch all servers' slices and store them in the whole vector `block`, within the context `still`.
+        """Fetch all servers' slices and store them in the whole vector `block`, in the context `still`,
+        within which no thread uses it.
 
         Raises the error that ended the run."""
         found = self.client.get_dense(self.held)

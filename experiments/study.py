@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def origin(self) -> Cell | None:
-        """Cell that trains the base, which is saved at its end; studies share their bases."""
+        """Cell that trains the base of this cell; studies share bases. None without a base."""
         return Cell(BASES, BASES, self.base) if self.base else None
 
 

@@ -157,6 +157,8 @@ def compare(
         raise UsageError("There is no run to compare; type gbactl.compare(RUNS) with what gbactl.train returned.")
     report = compared([run_at(run.run_dir)[0] for run in found], by, baseline, metrics, on, margin, round)
     main = csv(report).partition("\n\n")[0]  # tables of slow-downs and failures follow
-    table = Comparison(pandas.read_csv(io.StringIO(main), dtype={key: str for key in report.by}))
+    texts, names = dict.fromkeys(report.by, str), main.partition("\n")[0].split(",")
+    missing = {name: [""] for name in names if name not in texts}  # a key's value null is no missing number
+    table = Comparison(pandas.read_csv(io.StringIO(main), dtype=texts, keep_default_na=False, na_values=missing))
     table.report = report
     return table

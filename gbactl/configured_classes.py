@@ -46,7 +46,7 @@ def _in_file(path: Path) -> str | None:
 def found_class(group: str, name: str, target: str | None, what: str, fits: Callable[[Any], bool]) -> type[Any]:
     """Import the class that `target` names or, without a target, that of the group's option `name`. Raises ConfigError.
 
-    `what`: the kind of class that is needed, in words; `fits`: whether a class is one. Raises ConfigError."""
+    `what`: the kind of class that is needed, in words; `fits`: whether a class is of that kind. Raises ConfigError."""
     target = target or builtin_target(group, name) or _of_file(group, name)
     module, _, attribute = target.rpartition(".")
     key = f"{group}.target={target}"

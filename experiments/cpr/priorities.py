@@ -1,4 +1,4 @@
-"""Study 4: cost of each priority for a server, in bytes a row, microseconds a step, milliseconds a choice, and EPS.
+"""Cost of each priority for a server, in bytes a row, microseconds a step, milliseconds a choice, and EPS.
 
     .venv/bin/python experiments/cpr/priorities.py [--rows 1000000] [--batch 512] [--steps 40] [--rounds 15]
 

@@ -70,7 +70,7 @@ def eps(result: Mapping[str, Any]) -> float:
 
 
 def axes_of(found: Map) -> tuple[list[str], list[str]]:
-    """Values of the two axes, sorted."""
+    """Sorted values of a map's two axes: learning rates or slow-downs, and numbers of workers."""
     places = {place for mode in found.values() for place in mode}
     return sorted({value for value, _ in places}, key=lambda value: float(value.rstrip("x"))), sorted(
         {workers for _, workers in places}, key=int

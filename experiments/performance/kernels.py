@@ -91,7 +91,7 @@ def other_cases(rows: int, grad: Any) -> dict[str, Callable[[Kernels], Case]]:
 
 
 def measure(cases: list[Case], rng: np.random.Generator, rows: int, rounds: int) -> list[float]:
-    """Median seconds of each case; the cases alternate, and each round has its own request."""
+    """Median seconds of each case; the cases alternate, and each call has its own request."""
     seconds: list[list[float]] = [[] for _ in cases]
     for turn in range(rounds + 5):
         for case, seen in zip(cases, seconds, strict=True):
@@ -129,7 +129,7 @@ def lines(rows: int, rounds: int) -> list[Line]:
 
 
 def main() -> None:
-    """Print one table per width."""
+    """Print a table of times and rates for each row width."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, width 17 alone")
     parser.add_argument("--rows", type=int, default=10_000_000)

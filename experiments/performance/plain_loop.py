@@ -130,4 +130,4 @@ class PlainLoop:
         me.kernels.segment_sum(of_rows, unique.inverse, total)
         self.rows.apply([(unique.index, total, 1.0)], 1.0, 1.0)
         for block, gradient in zip(self.blocks, me.flat._gradients, strict=True):
-            block.apply(gradient.numpy().reshape(-1), 1.0, 1.0)
+            block.apply(gradient.numpy().reshape(-1), 1.0)

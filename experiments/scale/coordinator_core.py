@@ -76,7 +76,7 @@ def predicted(grant: Granted, worker: int) -> tuple[Predictions, Bytes]:
 
 
 def staged(grant: Granted, shard: int, worker: int, version: int = 0) -> Staged:
-    """Return a server's message that it has its slice of a gradient, from parameters of `version`."""
+    """Return a server's message that it has staged its slice of a gradient, computed from parameters of `version`."""
     told = (grant.phase, grant.batch, 0.5, 0.01, 1.0, version, -1 if grant.divisor else version)
     return Staged(shard, worker, *told, 9, 0.0, 0, WAITS)
 

@@ -1,4 +1,4 @@
-"""Study 1: AUC after a switch from sync to a mode, and from a mode to sync, against all-sync. Costs a second."""
+"""AUC after a switch from sync to a mode, and from a mode to sync, against all-sync. Costs a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Study 2: samples trained in a day of varying load by always sync, always async, always gba and auto.
+"""Samples trained in a day of varying load by always sync, always async, always gba and auto.
 
 Costs two seconds.
 """

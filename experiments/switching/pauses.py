@@ -1,4 +1,4 @@
-"""Study 3: training pause of a switch, compared with stopping and restarting by hand.
+"""Training pause of a switch, compared with stopping and restarting by hand.
 
 A restart by hand is a cell of the part `restarts`, which `run` measures (see study.py): a checkpoint, as fast as the
 disk takes it (samples trained meanwhile are lost); Ctrl-C, until all processes have ended; a new run in the other mode

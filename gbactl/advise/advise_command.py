@@ -25,7 +25,7 @@ from gbactl.advise.advice import (
     plain,
     sentence,
 )
-from gbactl.advise.data_subset import DataSubset, SwitchSplits, choose_subset, has_batches, opened, samples_that_fit
+from gbactl.advise.data_subset import DataSubset, SwitchSplits, choose_subset, has_batches, samples_that_fit
 from gbactl.advise.simulation_jobs import (
     FEWEST_SEEDS,
     Outcome,
@@ -42,8 +42,6 @@ from gbactl.conf_catalogue import option_files
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.run_config import effective_keys
 from gbactl.config.validation import try_policy
-from gbactl.data.cache import prepare
-from gbactl.data.dataset import open_dataset
 from gbactl.engine.preflight import check_memory, check_model
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ConfigError, Stopped, UsageError
@@ -52,7 +50,7 @@ from gbactl.host_limits import usable_cores
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, defaults_of
-from gbactl.launch.progress import ProgressDisplay, unit_of
+from gbactl.launch.progress import ProgressDisplay, prepared, unit_of
 from gbactl.policies.policy import names
 from gbactl.report.render import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
@@ -130,9 +128,7 @@ class Advising:
 
     def run(self) -> None:
         """Run all simulations, then print and log the advice. Raises GbactlError."""
-        path = prepare(self.cfg.data, self.show.show_step)
-        self.show.clear()
-        self.dataset = open_dataset(path)
+        self.dataset = prepared(self.cfg.data, self.show)
         check_model(self.cfg, self.dataset)
         for cfg in self.modes.values():
             try_policy(cfg)
@@ -143,7 +139,7 @@ class Advising:
             tags = {RUN_KIND: "advice", COMMAND: self.command.text}
             tracked = self._track(folder, f"advice on {self.cfg.cluster.workers} workers", self.cfg, tags)
             try:
-                found = self._advice(path, folder, tracked)
+                found = self._advice(folder, tracked)
             except BaseException as error:
                 self._finish(tracked, "KILLED" if isinstance(error, Stopped) else "FAILED")
                 raise
@@ -158,21 +154,21 @@ class Advising:
 
     # -- simulations --------------------------------------------------------------------------------
 
-    def _advice(self, path: Path, folder: Path, tracked: TrackedRun | None) -> Advice:
+    def _advice(self, folder: Path, tracked: TrackedRun | None) -> Advice:
         options, cores = self.options, usable_cores()
         with SimulationPool(options.jobs or min(cores, len(self.modes))) as pool:
-            took = self._probe(pool, path, folder)
-            subset = self._subset(path, took, pool.jobs)
-            self.subset = subset
-            schedule = self._schedule(pool, subset, folder, took, tracked)
-            self.show.print_line(f"  {self._headline(subset)}")
-            found = advice_of(schedule.run(), options.margin, self._notes(subset))
-            return self._with_slow_downs(found, pool, subset, folder)
+            took = self._probe(pool, folder)
+            self.subset = self._subset(took, pool.jobs)
+            schedule = self._schedule(pool, folder, took, tracked)
+            self.show.print_line(f"  {self._headline()}")
+            found = advice_of(schedule.run(), options.margin, self._notes())
+            return self._with_slow_downs(found, pool, folder)
 
-    def _probe(self, pool: SimulationPool, path: Path, folder: Path) -> dict[str, SimulationSeconds]:
+    def _probe(self, pool: SimulationPool, folder: Path) -> dict[str, SimulationSeconds]:
         """Simulate each mode on a few global batches; return the CPU seconds of each simulation, by mode."""
         self.show.print_line(f"  probing {', '.join(self.modes)}")
-        small = choose_subset(path, self.cfg.train, PROBE_STEPS * self.cfg.train.global_batch, self._timed)
+        wanted = PROBE_STEPS * self.cfg.train.global_batch
+        small = choose_subset(self.dataset.path, self.cfg.train, wanted, self._timed)
         small = replace(small, base=0)
         self.probed = small.trained
         calls = {mode: (simulate, cfg, small, folder / "probe" / mode, None) for mode, cfg in self.modes.items()}
@@ -187,7 +183,7 @@ class Advising:
         steps = GRADIENTS // max(cfg.gradients_per_step for cfg in self.modes.values())
         return min(max(steps, least), most) * self.cfg.train.global_batch
 
-    def _subset(self, path: Path, took: dict[str, SimulationSeconds], jobs: int) -> DataSubset:
+    def _subset(self, took: dict[str, SimulationSeconds], jobs: int) -> DataSubset:
         """Choose the size of the subset so that the simulations fit into the time left.
 
         CPU seconds of the probe count, and by how much real seconds were longer: other processes take their share."""
@@ -202,10 +198,10 @@ class Advising:
             room = SPARE * (self._left / pace - self._reserve(took, jobs)) * jobs - fixed
             a_sample = share * sum(each.training for each in took.values()) / self.probed
             a_base_sample = bases * took[SYNC].training / self.probed
-            base_rows = SwitchSplits.divide(opened(path), self.cfg.train.days).base_rows
+            base_rows = SwitchSplits.divide(self.dataset, self.cfg.train.days).base_rows
             fits = samples_that_fit(room, a_sample, a_base_sample, base_rows)
             wanted = max(int(fits), PROBE_STEPS * self.cfg.train.global_batch)
-        subset = choose_subset(path, self.cfg.train, wanted, self._timed)
+        subset = choose_subset(self.dataset.path, self.cfg.train, wanted, self._timed)
         labels = subset.judge().whole.labels
         if labels.min() == labels.max():
             raise UsageError(
@@ -224,16 +220,11 @@ class Advising:
         return len(SLOW_DOWNS) * (took[SYNC].timing + slowest) / jobs
 
     def _schedule(
-        self,
-        pool: SimulationPool,
-        subset: DataSubset,
-        folder: Path,
-        took: dict[str, SimulationSeconds],
-        tracked: TrackedRun | None,
+        self, pool: SimulationPool, folder: Path, took: dict[str, SimulationSeconds], tracked: TrackedRun | None
     ) -> Schedule:
-        share = subset.trained / self.probed
+        share = self.subset.trained / self.probed
         seconds = {mode: each.timing + each.setting_up + share * each.training for mode, each in took.items()}
-        base = took[SYNC].setting_up + subset.base / self.probed * took[SYNC].training
+        base = took[SYNC].setting_up + self.subset.base / self.probed * took[SYNC].training
         deadline = time.monotonic() + self._left - self._reserve(took, pool.jobs)
 
         def on_outcome(outcome: Outcome) -> None:
@@ -245,16 +236,18 @@ class Advising:
             return modes_needing_seeds(outcomes, self.options.margin)
 
         seeds = self.options.seeds
-        return Schedule(pool, self.modes, subset, folder, base, seconds, deadline, seeds, on_outcome, narrow)
+        return Schedule(pool, self.modes, self.subset, folder, base, seconds, deadline, seeds, on_outcome, narrow)
 
-    def _with_slow_downs(self, found: Advice, pool: SimulationPool, subset: DataSubset, folder: Path) -> Advice:
+    def _with_slow_downs(self, found: Advice, pool: SimulationPool, folder: Path) -> Advice:
         """Add the EPS of `found.beside` (the advised mode, or next to sync) over sync's, by slow-down of a worker."""
         if not found.beside:
             return found
         self.show.clear()
         self.show.print_line(f"  simulating {found.beside} and {SYNC} with one slower worker")
         calls = {
-            (mode, factor): (predicted_eps, self._slowed(mode, factor), subset, folder / "slower" / f"{mode}-{factor}")
+            (mode, factor): (
+                predicted_eps, self._slowed(mode, factor), self.subset, folder / "slower" / f"{mode}-{factor}",
+            )
             for factor in SLOW_DOWNS for mode in (SYNC, found.beside)
         }  # fmt: skip
         eps = pool.all_of(calls)
@@ -268,15 +261,16 @@ class Advising:
 
     # -- words --------------------------------------------------------------------------------------
 
-    def _headline(self, subset: DataSubset) -> str:
-        cfg = self.cfg
+    def _headline(self) -> str:
+        cfg, subset = self.cfg, self.subset
         return (
             f"virtual cluster ({cfg.cost.name}): {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
             f"faults {cfg.faults.name}; {len(self.modes)} modes, {subset.base:,} samples of {SYNC}, then "
             f"{subset.trained:,} in each mode"
         )
 
-    def _notes(self, subset: DataSubset) -> list[str]:
+    def _notes(self) -> list[str]:
+        subset = self.subset
         steps = subset.trained // self.cfg.train.global_batch
         return [
             f"Each run: {subset.base:,} samples of {SYNC}, then {subset.trained:,} ({steps} global batches) in its "

@@ -33,7 +33,7 @@ class SwitchSplits:
 
     @classmethod
     def divide(cls, dataset: Dataset, days: int | None = None) -> SwitchSplits:
-        """Divide the first `days` training days of a data set (None: all) into stretches. Raises UsageError."""
+        """Divide the first `days` training days of a data set (None: all) into these parts. Raises UsageError."""
         if dataset.kind == "splits":
             train, _, test = dataset.splits
             return cls(*_divided(train), test)

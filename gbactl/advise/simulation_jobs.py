@@ -254,7 +254,7 @@ class Schedule:
     on_outcome: Callable[[Outcome], None]
     narrow: Callable[[Sequence[Outcome]], Sequence[str]]
     outcomes: list[Outcome] = field(default_factory=list)
-    _seeds_begun: int = 0  # seeds
+    _seeds_begun: int = 0
     _trained_seeds: set[int] = field(default_factory=set)  # seeds with a base, whose modes are not chosen yet
     _queued: deque[Work] = field(default_factory=deque)
     _running: dict[Future[Any], Work] = field(default_factory=dict)

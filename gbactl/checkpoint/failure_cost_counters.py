@@ -137,7 +137,7 @@ class UnsavedWork:
     def begin(cls, samples: int, shards: int, step: int = -1, finished: int = 0) -> UnsavedWork:
         """Start counting for a job of `samples` samples on `shards` shards.
 
-        `step`: of its checkpoint (below 0: none). `finished`: samples finished then."""
+        `step`: global step of its checkpoint (below 0: none). `finished`: samples finished then."""
         pls = PlsCounter(samples, shards)
         pls.record_save(finished)
         return cls(pls, UpdateCounter(shards), [(step, finished)])

@@ -298,7 +298,9 @@ def check(path: Path, entry: FileEntry) -> None:
 
     Raises CheckpointError, with the file's name."""
     try:
-        if path.is_symlink() or path.stat().st_size != entry.bytes:
+        if path.is_symlink():
+            raise ValueError("it leads out of its folder")
+        if path.stat().st_size != entry.bytes:
             raise ValueError(f"it has {path.stat().st_size} bytes, not {entry.bytes}")
         not_finite_tensor = _check_sums(path, entry)
     except (OSError, ValueError, KeyError, TypeError) as error:

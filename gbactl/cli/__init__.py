@@ -89,7 +89,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         sys.exit(cli.main(prog_name="gbactl", standalone_mode=False) or 0)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("gbactl: stopped.", err=True)
         sys.exit(130)
     except click.ClickException as error:
@@ -100,9 +100,6 @@ def main() -> None:
             raise
         click.echo(f"gbactl: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("gbactl: stopped by Ctrl-C; what was logged is kept.", err=True)
-        sys.exit(130)
     except Stopped as stopped:
         with contextlib.suppress(OSError):  # the terminal may be gone
             click.echo(f"gbactl: stopped{'; ' * bool(stopped.outcome)}{stopped.outcome}.", err=True)

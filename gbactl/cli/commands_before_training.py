@@ -95,16 +95,10 @@ def _schema_place(file: SourceFile, out: str | None) -> Path:
 
 def _prepared(overrides: tuple[str, ...]) -> Dataset:
     """Build or reuse the cache of the data that the overrides select; shows its progress on standard error."""
-    from gbactl.data.cache import prepare
-    from gbactl.data.dataset import open_dataset
     from gbactl.launch.hydra_config import compose
-    from gbactl.launch.progress import ProgressDisplay
+    from gbactl.launch.progress import ProgressDisplay, prepared
 
-    display = ProgressDisplay()
-    try:
-        return open_dataset(prepare(compose(list(overrides)).data, display.show_step))
-    finally:
-        display.clear()
+    return prepared(compose(list(overrides)).data, ProgressDisplay())
 
 
 # any number of workers divides the global batch: the mode is not what is checked
@@ -138,9 +132,21 @@ def doctor(overrides: tuple[str, ...], as_json: bool, out: Path | None) -> None:
         if found is not None and found.pairs:
             host_agents.print_lines(found)
     code = doctor.exit_code(checks)
-    if out is not None and found is not None and not code:
-        out.write_text(host_agents.text(found))
+    if out is not None and not code:
+        _write_network(out, found)
     raise click.exceptions.Exit(code)
+
+
+def _write_network(out: Path, found: HostFindings | None) -> None:
+    """Write the measured connections between hosts. Raises UsageError, also where no hosts were examined."""
+    from gbactl.engine.host_agents import text
+
+    if found is None:
+        raise UsageError("--out measures hosts; type for instance cluster=hosts cluster.hosts='[a:4,b:4]' beside it.")
+    try:
+        out.write_text(text(found))
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out.") from error
 
 
 def _examine(overrides: tuple[str, ...], measure: bool) -> tuple[list[Check], HostFindings | None]:

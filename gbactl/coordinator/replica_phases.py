@@ -140,7 +140,7 @@ class ReplicaPhases:
         return self._extra_requests.count(worker)
 
     def on_closed(self, message: ClosedReplicas) -> None:
-        """Record a trainer's statistics, sent at the end of a phase. Raises WireError for impossible ones."""
+        """Record a trainer's statistics, sent at the end of a phase. Raises WireError if they are not finite."""
         totals = message.totals
         if not all(map(math.isfinite, (totals.seconds, totals.foreground, totals.sent))):
             raise WireError(f"W{message.worker} tells times or bytes that are not finite.")

@@ -225,8 +225,8 @@ class LostGradientState:
 class PhaseState:
     """State that changes within a phase and that the records of steps do not contain.
 
-    `unequal`: the workers' dense parameters may differ in their last bits; `acted`: faults of the plan that were active
-    on workers."""
+    `unequal`: the workers' dense parameters may differ in their last bits; `optimizer_reset_at`: the step at which a
+    switch last reset the optimizer's state; `acted`: faults of the plan that were active on workers."""
 
     lives: Incarnations = field(default_factory=Incarnations)
     failures: FailureRecords = field(default_factory=FailureRecords)
@@ -234,6 +234,7 @@ class PhaseState:
     placement: DensePlacementState = field(default_factory=DensePlacementState)
     sums: LostGradientState = field(default_factory=LostGradientState)
     unequal: bool = False
+    optimizer_reset_at: int | None = None
     acted: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -249,7 +250,7 @@ class LastSwitch:
 class ReplicaState:
     """Statistics and settings of phases with replicas.
 
-    `last`: the settings of the current or last phase; `settings`: of the last one that had replicas."""
+    `last`: settings of the current or last phase; `settings`: settings of the last phase that had replicas."""
 
     phases: list[ExchangeTotals] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
@@ -344,13 +345,13 @@ def write_state(run_dir: Path, state: RunState) -> None:
 
 
 def write_times(run_dir: Path, times: ActivityTimes) -> None:
-    """Replace the file of the processes' times; ignore an OSError."""
+    """Replace times.json, the seconds of each process by activity; ignore an OSError."""
     with suppress(OSError), replacing(run_dir / TIMES_FILE) as partial:
         partial.write_bytes(msgspec.json.encode(times))
 
 
 def read_times(run_dir: Path) -> ActivityTimes | None:
-    """Read the file of the processes' times; None where it is missing or of other activities."""
+    """Read times.json; None where it is missing or has other activities."""
     try:
         times = msgspec.json.decode((run_dir / TIMES_FILE).read_bytes(), type=ActivityTimes)
     except (OSError, msgspec.DecodeError):

@@ -126,11 +126,7 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
     labels, numeric, ids = len(whole.labels), len(whole.numeric), len(whole.ids)
     if not labels == numeric == ids:
         raise DataError(f"{reader} writes {labels} labels, {numeric} rows of numeric features and {ids} rows of ids.")
-    if built.kind not in KINDS:
-        raise DataError(f"{reader} writes data of kind {built.kind!r}, not one of {', '.join(KINDS)}.")
-    for split, first, end in built.splits:
-        if not 0 <= first <= end <= labels:
-            raise DataError(f"{reader} writes {labels} rows, and says that {split} has those from {first} to {end}.")
+    _check_tables_and_splits(built, labels, reader)
     for low in range(0, len(whole), CHECKED_ROWS):
         chunk = whole.slice(low, min(low + CHECKED_ROWS, len(whole)))
         if chunk.jagged is not None:
@@ -144,6 +140,24 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
         for what, rows in bad.items():
             if rows.any():
                 raise DataError(f"{reader} writes {what}, in row {low + int(np.argmax(rows))}.")
+
+
+def _check_tables_and_splits(built: WrittenArrays, rows: int, reader: str) -> None:
+    """Raise DataError unless each field has a table, and the splits have rows among the `rows` and suit their kind."""
+    tables, fields, splits = built.schema.table_of, built.schema.fields, built.splits
+    if len(tables) != fields or set(tables) != set(range(len(set(tables)))):
+        problem = "each field needs the number of its table, from 0 on without gaps"
+        raise DataError(f"{reader} gives the tables {tables} to its {fields} fields; {problem}.")
+    if built.kind not in KINDS:
+        raise DataError(f"{reader} writes data of kind {built.kind!r}, not one of {', '.join(KINDS)}.")
+    if built.kind == "splits" and len(splits) != 3:
+        problem = "data of kind splits have three: train, validation and test"
+        raise DataError(f"{reader} writes {len(splits)} splits; {problem}.")
+    for split, first, end in splits:
+        if not 0 <= first <= end <= rows:
+            raise DataError(f"{reader} writes {rows} rows, and says that {split} has those from {first} to {end}.")
+        if first == end:
+            raise DataError(f"{reader} writes no rows of {split}; leave it out.")
 
 
 def _build(name: str, key: str, source: Source, place: Path, progress: Progress) -> None:

@@ -37,7 +37,9 @@ Order = NDArray[np.int64] | None  # row numbers sorted by time; None: the rows a
 
 @dataclass(frozen=True)
 class WrittenArrays:
-    """Description of the arrays that a source has written; `splits` are (name, first row, end row)."""
+    """Description of the arrays that a source has written; `splits` are (name, first row, end row).
+
+    `kind`: days, splits or parts, as `Dataset` explains them."""
 
     kind: str
     schema: Schema
@@ -61,7 +63,8 @@ def _appended(chunk: Batch, values: int) -> dict[str, NDArray[Any]]:
     """Return a chunk's arrays by name, as appended to a cache that already has `values` values of lists."""
     arrays: dict[str, NDArray[Any]] = {"labels": chunk.labels, "numeric": chunk.numeric, "ids": chunk.ids}
     if (jagged := chunk.jagged) is not None:
-        assert len(jagged.offsets) == len(chunk) * jagged.lists + 1
+        if len(jagged.offsets) != (wanted := len(chunk) * jagged.lists + 1):
+            raise DataError(f"A chunk has {len(jagged.offsets)} offsets for {wanted - 1} lists; it needs {wanted}.")
         arrays["offsets"] = jagged.offsets[1:] - (jagged.offsets[0] - values)
         arrays["values"] = jagged.values
         if jagged.weights is not None:
@@ -69,10 +72,20 @@ def _appended(chunk: Batch, values: int) -> dict[str, NDArray[Any]]:
     return arrays
 
 
+def _stored(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Convert an array to the type in which it is stored. Raises DataError where this would change a whole number."""
+    with np.errstate(invalid="ignore"):  # of NaN, which is told below
+        found = np.ascontiguousarray(array, DTYPES[name])
+    if array.dtype != found.dtype and found.dtype.kind != "f" and (changed := found != array).any():
+        raise DataError(f"The value {array[changed][0]} cannot be written to {name}.npy, which is of {found.dtype}.")
+    return found
+
+
 def write_all(folder: Path, chunks: Iterable[Batch]) -> int:
     """Append all chunks to the arrays (labels.npy and so on) in a folder; return the number of rows.
 
-    The first chunk says how many columns each array has, and whether there are lists and weights."""
+    The first chunk says how many columns each array has, and whether there are lists and weights. Raises DataError for
+    a chunk with others, and for a label, id or offset that the type of its array cannot hold."""
     lengths, widths, files = dict[str, int](), dict[str, tuple[int, ...]](), dict[str, BinaryIO]()
     with ExitStack() as stack:
         for chunk in chunks:
@@ -84,9 +97,10 @@ def write_all(folder: Path, chunks: Iterable[Batch]) -> int:
                 if "offsets" in files:
                     files["offsets"].write(bytes(8))
                     lengths["offsets"] = 1
-            assert widths == {name: array.shape[1:] for name, array in found.items()}
+            if widths != (own := {name: array.shape[1:] for name, array in found.items()}):
+                raise DataError(f"A chunk has arrays with rows of the shapes {own}, the first chunk {widths}.")
             for name, array in found.items():
-                files[name].write(np.ascontiguousarray(array, DTYPES[name]).tobytes())
+                files[name].write(_stored(name, array).tobytes())
                 lengths[name] += len(array)
         _write_headers(files, {name: (lengths[name], *width) for name, width in widths.items()})
     return lengths.get("labels", 0)

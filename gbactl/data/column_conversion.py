@@ -101,7 +101,7 @@ def timestamps(column: pl.Series, form: str | None = None) -> pl.Series:
     """Convert a column to microseconds since 1970 (UTC) as Int64; null where it is missing or no time.
 
     `form`: format of strptime; None: ISO 8601, or a number since 1970. Raises ConfigError for an impossible format."""
-    if column.dtype.is_temporal():
+    if isinstance(column.dtype, pl.Date | pl.Datetime):
         return column.cast(pl.Datetime("us"), strict=False).cast(pl.Int64)
     written = texts(column)
     if form is not None:
@@ -116,9 +116,14 @@ def timestamps(column: pl.Series, form: str | None = None) -> pl.Series:
     return found
 
 
+def dates(moments: pl.Series) -> pl.Series:
+    """Convert microseconds since 1970 to dates as numbers YYYYMMDD, Int64."""
+    return moments.cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
+
+
 def days(column: pl.Series, form: str | None = None) -> pl.Series:
     """Convert a column to day numbers as Int64: a date as YYYYMMDD, a number below 100,000,000 as it is."""
-    found = timestamps(column, form).cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
+    found = dates(timestamps(column, form))
     if form is not None or column.dtype.is_temporal():
         return found
     number = numbers(texts(column))
@@ -133,9 +138,12 @@ def day_name(number: int) -> str:
 
 
 def ids_of(column: pl.Series, field: int, buckets: int) -> NDArray[np.int32]:
-    """Map a column to one field's ids int32[n]: 0 where it is missing, otherwise in [1, buckets)."""
+    """Map a column to one field's ids int32[n]: 0 where it is missing, otherwise in [1, buckets).
+
+    12.0 is the number 12, as pandas writes whole numbers with a point where a column has missing ones."""
     written = texts(column)
-    whole = _chosen(pl.when(written.str.contains(WHOLE)).then(written.cast(pl.Int64, strict=False)))
+    bare = written.str.strip_suffix(".0")
+    whole = _chosen(pl.when(bare.str.contains(WHOLE)).then(bare.cast(pl.Int64, strict=False)))
     return to_ids(written, field, buckets, whole)
 
 

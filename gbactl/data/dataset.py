@@ -300,8 +300,8 @@ class Dataset:
 
     @property
     def user_field(self) -> int | None:
-        """Index of the categorical field that its source has named USER, for metrics by user; None without one."""
-        names = self.meta["field_names"]
+        """Index of the field with one id that its source has named USER, for metrics by user; None without one."""
+        names = self.meta["field_names"][: self.schema.columns]
         return names.index(USER) if USER in names else None
 
     @property

@@ -36,6 +36,7 @@ from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError
 
 SAMPLE = 100_000  # rows that are looked at
+LISTED = 1 << 22  # values of lists, after which no more rows are looked at
 LABELS = (
     "label", "click", "clicked", "is_click", "is_clicked", "target", "y", "class", "outcome", "converted", "conversion",
     "is_attributed", "response", "purchased",
@@ -171,7 +172,8 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
         )
     ragged = BadLines(SAMPLE)
     frame, read, share = _sample(file, ragged)
-    whole = read <= SAMPLE
+    total = round(read / share)
+    whole = len(frame) == total
     if separator is not None and not _has_header(frame):
         raise _no_header(file, names, separator)
     frame = pl.DataFrame({name: _as_texts(frame[name]) for name in names})
@@ -189,19 +191,21 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
         guesses.append(guess)
     if not seen & {"numeric", "categorical", "multi", "sequence", "user"}:
         raise DataError(f"{file} has no column that could be a feature; write a schema file by hand.")
-    total = read if whole else round(read / share)
     lost = round(ragged.count * total / read)
     return Inferred(file, tuple(guesses), separator, missing, len(frame), total, lost, ragged.first, files)
 
 
 def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, float]:
     """Return the first rows of a table, at most SAMPLE, the number of rows that were read, and their share of all."""
-    frames, rows, share, shares = list[pl.DataFrame](), 0, 0.0, [0.0]
+    frames, rows, listed, share, shares = list[pl.DataFrame](), 0, 0, 0.0, [0.0]
     for chunk in read_table(file, TextForm(), None, ragged, lambda stage, fraction: shares.append(fraction)):
-        if rows > SAMPLE and shares[-1] > share:
+        if (rows > SAMPLE or listed > LISTED) and shares[-1] > share:
             break  # beyond the block of which the share is known
         frames.append(chunk.frame[: max(0, SAMPLE - rows)])
         rows, share = rows + len(chunk.frame), shares[-1]
+        listed += sum(int(each.list.len().sum()) for each in chunk.frame if isinstance(each.dtype, pl.List))
+    else:
+        share = 1.0
     if not rows and ragged.count:
         raise DataError(
             f"{ragged.first}, and no row has as many; remove what stands above the header, such as a comment or a "
@@ -209,7 +213,7 @@ def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, floa
         )
     if not rows:
         raise DataError(f"{file} has no rows below its header.")
-    return pl.concat(frames), rows, share or 1.0
+    return pl.concat(frames), rows, share
 
 
 def _has_header(frame: pl.DataFrame) -> bool:
@@ -233,10 +237,11 @@ def _no_header(file: SourceFile, names: list[str], separator: str | None) -> Dat
 
 
 def _as_texts(column: pl.Series) -> pl.Series:
-    """Convert a column to text, times to that of ISO 8601; one with lists or other structures, or bytes, stays."""
-    if column.dtype.is_nested() or column.dtype == pl.Binary:
+    """Convert a column to text, times to that of ISO 8601; lists, other structures, bytes and durations stay."""
+    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Duration):
         return column
-    return texts(column.cast(pl.Datetime("us"), strict=False) if column.dtype.is_temporal() else column)
+    dated = isinstance(column.dtype, pl.Date | pl.Datetime)
+    return texts(column.cast(pl.Datetime("us"), strict=False) if dated else column)
 
 
 def _facts(column: pl.Series) -> tuple[int, float]:

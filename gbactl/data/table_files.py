@@ -1,8 +1,8 @@
 """Reading of tables in chunks: CSV and TSV with a header, and Parquet, recognised by their first bytes.
 
-pyarrow reads; memory is a block of text (4 MiB, and its columns) or 65,536 rows of Parquet, whatever the size of the
-file. A text table may be plain, gzip, zstd or xz, and its quoted cells may have line ends. Its columns come as text,
-since only the schema knows what they are; those of Parquet come with their own types.
+pyarrow reads; memory is a block of text (4 MiB, and its columns) or 65,536 rows of Parquet, fewer where lists are long,
+whatever the size of the file. A text table may be plain, gzip, zstd or xz, and its quoted cells may have line ends. Its
+columns come as text, since only the schema knows what they are; those of Parquet come with their own types.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gbactl.errors import DataError
 
 BLOCK = 4 << 20  # bytes of text that are parsed at once; a row cannot be longer
 CHUNK = 1 << 16  # rows at most
+VALUES = 1 << 20  # of the lists of a column, about, at most
 BUFFER = 1 << 20  # bytes of a column of Parquet that are fetched at once
 SEPARATORS = (",", "\t", ";", "|")
 PARQUET = b"PAR1"
@@ -154,7 +155,7 @@ def read_table(
 def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None, progress: Progress) -> Iterator[Rows]:
     table, done = _parquet(file, raw), 0
     try:
-        for batch in table.iter_batches(CHUNK, columns=None if columns is None else list(columns)):
+        for batch in table.iter_batches(_rows_at_once(table, columns), columns=None if columns is None else [*columns]):
             first, done = done + 1, done + batch.num_rows
             progress(f"reading {file.name}", done / max(1, table.metadata.num_rows))
             yield Rows(_frame(batch), first)
@@ -162,11 +163,21 @@ def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None
         raise DataError(f"{file}, after row {done}: {error}; fetch the file again.") from None
 
 
+def _rows_at_once(table: Any, columns: Sequence[str] | None) -> int:
+    """Return how many rows of Parquet to read at once, by the mean length of the lists in each row group."""
+    read = "" if columns is None else tuple(f"{name}." for name in columns)
+    leaves = [table.schema.column(place) for place in range(table.metadata.num_columns)]
+    lists = [place for place, leaf in enumerate(leaves) if leaf.max_repetition_level and leaf.path.startswith(read)]
+    groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
+    lengths = [group.column(place).num_values / max(1, group.num_rows) for group in groups for place in lists]
+    return min(CHUNK, max(1, int(VALUES / max([1.0, *lengths]))))
+
+
 def _frame(batch: Any) -> pl.DataFrame:
     found = pl.from_arrow(pa.Table.from_batches([batch]))
     assert isinstance(found, pl.DataFrame)
     found.columns = batch.schema.names  # polars gives a column without a name one
-    return found
+    return found.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))  # texts, however Parquet stores them
 
 
 def _read_text(

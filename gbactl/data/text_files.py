@@ -11,6 +11,7 @@ block).
 
 from __future__ import annotations
 
+import glob
 import lzma
 import re
 import zlib
@@ -48,13 +49,14 @@ class LineBlock:
 
 
 def _natural(path: SourceFile) -> list[tuple[int, int | str]]:
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path.name)]
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def find(path: str | list[str] | None, patterns: list[str], key: str = "data.path") -> list[SourceFile]:
     """Find the files that a path, glob or directory (with `patterns`), or a list of these, denotes.
 
-    Day_2 before day_10. A path may be a URL, such as s3://bucket/day_*.
+    Day_2 before day_10, and all files of a folder before those of the next. A path may be a URL, such as
+    s3://bucket/day_*.
 
     Raises ConfigError without a path and DataError where nothing is found.
     """
@@ -73,7 +75,7 @@ def find(path: str | list[str] | None, patterns: list[str], key: str = "data.pat
     elif target.exists():
         return [target]
     else:
-        matches = {f for f in target.parent.glob(target.name) if f.is_file()}
+        matches = {f for f in map(Path, glob.glob(str(target), include_hidden=True)) if f.is_file()}
         if not matches:
             raise DataError(f"{target} does not exist; set {key} to a file, a directory or a glob.")
     return sorted(matches, key=_natural)
@@ -282,7 +284,7 @@ def _frame(
 
 
 def _why_no_row(line: bytes, separator: str, columns: int) -> str | None:
-    """Describe why a line is no row of so many columns; None if it is one."""
+    """Describe why a line is no row of so many columns; None if it is a row."""
     if b"\0" in line or b"\r" in line:
         return "it holds a control character"
     try:

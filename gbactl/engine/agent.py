@@ -155,6 +155,7 @@ class HostData:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._partial: Path | None = None
+        self._write_error: OSError | None = None
         self._target, self._fingerprint = Path(), ""  # place in this host's cache; what is to arrive there
 
     def find(self, path: str, fingerprint: str, cache: str | None) -> bool:
@@ -170,13 +171,21 @@ class HostData:
         return False
 
     def take(self, name: str, data: bytes, first: bool) -> None:
-        """Write a received piece of a data file to disk. Raises WireError for an unknown file name."""
+        """Write a received piece of a data file to disk. Raises WireError for an unknown file name.
+
+        No answer is awaited for a piece: an error in writing is reported by `publish`, and later pieces are skipped."""
         if name not in FILES:
             raise WireError(f"A host is given a file {name[:40]!r}, which no data cache has.")
-        if self._partial is None:
-            self._partial = self._begin()
-        with (self._partial / name).open("wb" if first else "ab") as file:
-            file.write(data)
+        if self._write_error is not None:
+            return
+        try:
+            if self._partial is None:
+                self._partial = self._begin()
+            with (self._partial / name).open("wb" if first else "ab") as file:
+                file.write(data)
+        except OSError as error:
+            self._write_error = error
+            self.drop()
 
     def _begin(self) -> Path:
         self._target.parent.mkdir(parents=True, exist_ok=True)
@@ -186,8 +195,15 @@ class HostData:
         return partial
 
     def publish(self) -> None:
-        """Verify the received data and move them into the cache. Raises DataError if they are damaged or wrong."""
+        """Verify the received data and move them into the cache.
+
+        Raises DataError if they could not be written, are damaged, or are others than announced."""
         partial, self._partial, target = self._partial, None, self._target
+        if self._write_error is not None:
+            raise DataError(
+                f"the data cannot be written to {target.parent} ({self._write_error.strerror}); make room there, or "
+                "type another data.cache="
+            )
         if partial is None:
             raise DataError("nothing of the data has arrived")
         try:
@@ -339,14 +355,8 @@ class HostAgent:
         return {"found": found}
 
     def _piece(self, fields: dict[str, Any]) -> None:
-        """Write a received piece of a data file; an error is reported later, in the answer to the request `whole`.
-
-        No answer is awaited for a piece."""
-        try:
-            name, data = field(fields, "name", str), field(fields, "data", bytes)
-            self.data.take(name, data, bool(fields.get("first")))
-        except OSError:
-            self.data.drop()
+        """Write a received piece of a data file; an error is reported in the answer to the request `whole`."""
+        self.data.take(field(fields, "name", str), field(fields, "data", bytes), bool(fields.get("first")))
 
     def _publish_data(self, _: dict[str, Any]) -> dict[str, Any]:
         self.data.publish()

@@ -218,7 +218,7 @@ class HostAgents:
 
     @property
     def faults(self) -> list[str]:
-        """Injected faults of all hosts, in the order of the hosts."""
+        """Why hosts cannot be used, in the order of the hosts."""
         return [sentence for report in self.reports.values() for sentence in report.faults]
 
     def close(self) -> None:

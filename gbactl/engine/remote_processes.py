@@ -93,9 +93,6 @@ class StartedRemoteProcess(ChildProcess):
         return None if sentence is None else sentence.replace(f"{pid})", f"{pid} on {process.link.host})", 1)
 
 
-CHECKPOINTS = "checkpoint=none"
-
-
 class RemoteRunProcesses(RunProcesses):
     """Processes of one run on several hosts, started by agents.
 
@@ -150,8 +147,8 @@ class RemoteRunProcesses(RunProcesses):
         agents.send_setup(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, environment, paths)
         for host, report in agents.reports.items():
             if cfg.checkpoint.name != "none" and not report.shared:
-                folder = str(self.run_dir)
-                report.faults.append(preflight.path_not_visible(host, "the run directory", folder, CHECKPOINTS))
+                folder, instead = str(self.run_dir), "checkpoint=none"
+                report.faults.append(preflight.path_not_visible(host, "the run directory", folder, instead))
             for path in (path for path, visible in report.sees.items() if not visible):
                 report.faults.append(preflight.path_not_visible(host, "the checkpoint", path, "another resume="))
         agents.check_imports(preflight.named_classes(cfg))

@@ -30,7 +30,7 @@
 enum { OUT_OF_RANGE = -1, DUPLICATE = -2, NO_MEMORY = -3 };
 enum Rule { SGD = 0, ADAGRAD = 1, ROWWISE_ADAGRAD = 2, ADAM = 3 };
 
-// A table (or dense slice) with its optimizer state; mirrored by native.State.
+// A table (or dense slice) with its optimizer state; mirrored by native.KernelState.
 struct State {
     float* value;
     float* first;

@@ -69,7 +69,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 
 
 class KernelState(ctypes.Structure):
-    """Table or dense slice with its optimizer state, laid out like `KernelState` in kernels.cpp."""
+    """Table or dense slice with its optimizer state, laid out like `State` in kernels.cpp."""
 
     _fields_ = (
         ("value", c_void_p), ("first", c_void_p), ("second", c_void_p), ("counts", c_void_p),

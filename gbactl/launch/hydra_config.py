@@ -201,16 +201,17 @@ def run_hydra(
     At the end of a sweep its comparison is printed, unless `as_json`."""
 
     def task(cfg: DictConfig) -> Any:
+        own, place = HydraConfig.get(), None
+        if own.mode is RunMode.MULTIRUN:
+            swept, trials = _swept(arguments), own.sweeper.get("n_trials")
+            sweep.of, sweep.tunes = trials or math.prod(swept.values()), trials is not None
+            place = SweepPlace(own.job.num + 1, sweep.of, tuple(sweep.took))
         try:
-            own = HydraConfig.get()
             typed = [ESCAPED.sub(r"${\1}", text) for text in own.overrides.task if text not in chosen]
             run = to_run_config(cfg, typed, own)
             typed = [text for text in own.overrides.hydra if text.startswith(SEARCH_PATH)] + typed
-            if HydraConfig.get().mode is not RunMode.MULTIRUN:
+            if place is None:
                 return job(run, CommandLine(verb, tuple(typed)))
-            swept, trials = _swept(arguments), HydraConfig.get().sweeper.get("n_trials")
-            sweep.of, sweep.tunes = trials or math.prod(swept.values()), trials is not None
-            place = SweepPlace(HydraConfig.get().job.num + 1, sweep.of, tuple(sweep.took))
             asked = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(OF_A_SWEEP)))
             assert isinstance(asked, dict)
             of_sweep = build(SweepOptions, {str(key): value for key, value in asked.items()}, "")
@@ -238,10 +239,10 @@ def run_hydra(
         except GbactlError as error:
             if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes the error to the parent process
                 raise
-            # Hydra prints a line of its own for an exception; the command line prints this one instead
+            # Hydra prints a line of its own for an exception; the command line prints the first of these instead
             sweep.failed.append(error)
-            if sweep.tunes:
-                print(f"run {HydraConfig.get().job.num + 1} of {sweep.of}: {error}", file=sys.stderr, flush=True)
+            if place is not None:
+                print(f"{place}: {error}", file=sys.stderr, flush=True)
             return None
 
     given, arguments = arguments, with_shown_engine(arguments)

@@ -77,10 +77,15 @@ def line(found: Status) -> str:
     slow = [f"{name} {times:.1f}x slower" for name, times in slowness(found).items() if times >= SLOW]
     parts = [
         f"{duration(found['seconds'])} {found['mode']} {found['label']} {share(found):.0%}", f"step {found['step']:,}",
-        f"{found['eps']:,.0f} samples/s", *_quality(found),
+        f"{_rate(found)} samples/s", *_quality(found),
         f"staleness {found['staleness']['mean']:.2f}", f"{found['live']} workers", *slow,
     ]  # fmt: skip
     return ", ".join(parts)
+
+
+def _rate(found: Status) -> str:
+    """Format the present throughput; "-" where there is none, as in an evaluation."""
+    return "-" if found["eps"] is None else f"{found['eps']:,.0f}"
 
 
 def _quality(found: Status) -> list[str]:
@@ -121,7 +126,7 @@ def screen(name: str, found: Status, said: str, height: int = 100) -> Renderable
             f"{found['mode']}, {found['label']} ({found['round'] + 1} of {found['rounds']}), {share(found):.0%} of it",
         ),
         ("step", f"{found['step']:,} after {duration(found['seconds'])}, {found['samples']:,} samples"),
-        ("samples/s", f"{found['eps']:,.0f} now, {found['round_eps']:,.0f} in this {found['label'].split()[0]}"),
+        ("samples/s", f"{_rate(found)} now, {found['round_eps']:,.0f} in this {found['label'].split()[0]}"),
         ("training", ", ".join(_quality(found)) or "-"),
         ("staleness", f"mean {stale['mean']:.2f}, p50 {stale['p50']:.0f}, p99 {stale['p99']:.0f} steps"),
     ):

@@ -10,14 +10,13 @@ import html
 import shlex
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -29,6 +28,9 @@ from gbactl.engine.signals import leave_terminal
 from gbactl.errors import GbactlError
 from gbactl.faults.measured_effects import fault_lines
 from gbactl.tracking.run_description import CommandLine, SweepPlace
+
+if TYPE_CHECKING:
+    from gbactl.data.dataset import Dataset
 
 LINE_SECONDS = 5.0
 WINDOW_SECONDS = 30.0  # of progress from which throughput and remaining time are computed
@@ -228,6 +230,19 @@ class ProgressDisplay:
         print("\n".join(f"{f'{purpose}:':<{width + 1}} {text}" for purpose, text in lines), flush=True)
 
 
+def prepared(cfg_data: Mapping[str, Any], show: ProgressDisplay) -> Dataset:
+    """Open the configured data, which are prepared first if need be. Raises ConfigError and DataError.
+
+    The progress bar is removed in every case: while it is drawn, the terminal has no cursor."""
+    from gbactl.data.cache import prepare
+    from gbactl.data.dataset import open_dataset
+
+    try:
+        return open_dataset(prepare(cfg_data, show.show_step))
+    finally:
+        show.clear()
+
+
 def shown_path(path: Path) -> str:
     """Return a path as it is typed in the working directory: relative, if it is below."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
@@ -336,8 +351,6 @@ class NotebookDisplay(PythonDisplay):
         super().__init__(unit, place)
         self._handle: Any = None
         self._shown = ""
-        # MLflow imports tqdm's bar for notebooks, which asks for ipywidgets; no such bar is shown
-        warnings.filterwarnings("ignore", message="IProgress not found")
 
     def print_line(self, text: str) -> None:
         """Print one line of text."""

@@ -74,8 +74,8 @@ class SweepOptions:
 def with_tuning(arguments: list[str]) -> list[str]:
     """Write `objective=` as one list, which Hydra does not sweep, and add gbactl's defaults for the Optuna sweeper.
 
-    That are other defaults than the plugin's: the better direction of each objective, trials one by one, none of which
-    ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
+    They are, other than the plugin's: the better direction of each objective, trials one by one, none of which ends the
+    sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
     Raises ConfigError for an unknown objective."""
     typed = [text for text in arguments if text.startswith("objective=")]
     names = typed[-1].partition("=")[2].strip("[]").split(",") if typed else SweepOptions().objective

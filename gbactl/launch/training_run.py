@@ -23,8 +23,7 @@ from gbactl.config.validation import try_policy
 from gbactl.configured_classes import own_code_told
 from gbactl.coordinator.run_summary import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
-from gbactl.data.cache import prepare
-from gbactl.data.dataset import DAYS_BY_ROWS, Dataset, open_dataset
+from gbactl.data.dataset import DAYS_BY_ROWS, Dataset
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.local_processes import RunProcesses
 from gbactl.engine.preflight import check_memory, check_model, too_few
@@ -43,7 +42,7 @@ from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_inje
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
-from gbactl.launch.progress import JobProgress, ProgressDisplay, after_run, unit_of
+from gbactl.launch.progress import JobProgress, ProgressDisplay, after_run, prepared, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, checkpoint_sentence, run_of
 from gbactl.launch.run_dir import end_orphans
 from gbactl.launch.supervision import (
@@ -138,9 +137,7 @@ def _train(
         close_fork_server()
     show = display(unit_of(cfg.engine.clock), command.place)
     hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
-    path = prepare(cfg.data, show.show_step)
-    show.clear()
-    dataset = open_dataset(path)
+    dataset = prepared(cfg.data, show)
     plan = rounds(dataset, cfg.train)
     show.job = JobProgress(samples_of(dataset, cfg.train))
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch

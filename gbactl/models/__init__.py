@@ -91,7 +91,7 @@ def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequen
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int, list_targets: Sequence[int | None] = ()) -> nn.Module:
-    """Build a model for the given numbers of numeric and categorical fields; initial values depend on `seed` alone.
+    """Build a model for so many numeric features and categorical fields; initial values depend on `seed` alone.
 
     `list_targets`: of the multi-valued fields, which are the last ones of `fields` (see `Schema`). The constructor gets
     `model.options`, and by name what it wants of: numeric, fields, list_targets, dim, hidden, dropout, batch_norm,

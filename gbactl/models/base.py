@@ -65,11 +65,11 @@ class Linear(nn.Linear):
 class ClickModel(nn.Module):
     """Click model with logit = bias + first order + the terms of a subclass.
 
-    A row is [v (dim floats) | first-order weight], and numeric field j has a dense first-order weight. Without
+    A row is [v (dim floats) | first-order weight], and numeric feature j has a dense first-order weight. Without
     `first_order` neither has one.
     """
 
-    numeric_vectors: nn.Parameter | None  # a vector per numeric field, of the models that have made these
+    numeric_vectors: nn.Parameter | None  # a vector per numeric feature, of the models that have made these
 
     def __init__(
         self, numeric: int, fields: int, dim: int, hidden: list[int], dropout: float, batch_norm: bool,
@@ -87,7 +87,7 @@ class ClickModel(nn.Module):
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
         """Compute the terms that a model adds to the logit, each float[samples] or [samples, 1].
 
-        numeric: float32[samples, numeric fields]; vectors: float32[samples, fields, dim]."""
+        numeric: float32[samples, N]; vectors: float32[samples, fields, dim]."""
         raise NotImplementedError
 
     def seed_dropout(self, key: int) -> None:
@@ -95,9 +95,9 @@ class ClickModel(nn.Module):
         self.masks.manual_seed(key & INT63)
 
     def forward(self, numeric: Tensor, emb: Tensor) -> Tensor:
-        """Compute logits float32[samples] from numeric fields and embedding rows.
+        """Compute logits float32[samples] from numeric features and embedding rows.
 
-        numeric: float32[samples, numeric fields]; emb: float32[samples, fields, width of a row].
+        numeric: float32[samples, N]; emb: float32[samples, fields, row width].
         """
         # the gradients of the two parts of a row are joined by one copy
         vectors, *weights = emb.split_with_sizes((self.dim, 1) if self.first_order else (self.dim,), 2)
@@ -139,14 +139,14 @@ class ClickModel(nn.Module):
         return layer
 
     def new_numeric_vectors(self) -> nn.Parameter | None:
-        """Make one vector per numeric field, in the same range as embedding rows; None without numeric fields."""
+        """Make one vector per numeric feature, in the same range as embedding rows; None without numeric features."""
         if not self.numeric:
             return None
         start = torch.empty(self.numeric, self.dim)
         return nn.Parameter(start.uniform_(-self.init_scale, self.init_scale, generator=self.init))
 
     def field_vectors(self, numeric: Tensor, vectors: Tensor) -> Tensor:
-        """Join numeric fields, each its value times its vector, with the others: float[samples, all fields, dim]."""
+        """Join numeric features, each its value times its vector, with the fields: float[samples, N + fields, dim]."""
         if self.numeric_vectors is None:
             return vectors
         return torch.cat((numeric.unsqueeze(2) * self.numeric_vectors, vectors), 1)

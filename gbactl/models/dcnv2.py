@@ -29,7 +29,7 @@ class Cross(nn.Module):
 class DCNv2(ClickModel):
     """DCNv2 (Wang et al., 2021), and DLRM-DCNv2 of MLPerf with `rank` and `bottom`.
 
-    x0 holds all vectors and the numeric fields, or what the MLP `bottom` with `dim` outputs makes of the latter. The
+    x0 holds all vectors and the numeric features, or what the MLP `bottom` with `dim` outputs makes of the latter. The
     logit is an MLP of the last cross (stacked), or one of x0 + a linear function of the last cross (parallel).
     """
 

@@ -18,7 +18,7 @@ Activation = Literal["dice", "prelu", "relu"]
 class HistoryModel(ClickModel):
     """Click model that sums up each history by a subclass's `interests`, float[samples, dim], in place of pooling it.
 
-    A history is a multi-valued field that shares the table of a field with one id, the target item. Numeric fields,
+    A history is a multi-valued field that shares the table of a field with one id, the target item. Numeric features,
     vectors and interests go through one MLP. Other multi-valued fields stay pooled. `joint`: the histories tell of the
     same events, so that the vectors of an event are one item, and there is one interest.
     """

@@ -1,4 +1,4 @@
-"""DLRM: an MLP over the dot products of all pairs of vectors, of which one comes from an MLP over numeric fields."""
+"""DLRM: an MLP over the dot products of all pairs of vectors, of which one comes from an MLP over numeric features."""
 
 from __future__ import annotations
 

@@ -156,9 +156,8 @@ def _check_batch(
         require(shares.shape == (count,), f"{shape}, not [{count}].")
         require(bool(np.isfinite(shares).all()), f"{what} returns logits that are NaN in eval mode.")
         for which, gradient in zip(leaves, found, strict=True):
-            require(
-                gradient is not None, f"{what} gives no gradient to {which}, which forward does not use; take it out."
-            )
+            problem = f"{what} gives no gradient to {which}, which forward does not use; use it, or take it out."
+            require(gradient is not None, problem)
             finite = gradient is None or bool(torch.isfinite(gradient).all())
             require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
     return _warning_of_sigmoid(what, logits)

@@ -21,7 +21,7 @@ from gbactl.data.dataset import Jagged, Schema
 from gbactl.errors import DataError
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, address
-from gbactl.models.pooling import ListPooling
+from gbactl.models.pooling import ListPooling, rows_of_values
 from gbactl.store.dense import DenseSpec
 
 Vector = NDArray[np.float32]
@@ -196,9 +196,9 @@ class FlatModel:
 
 
 class TrainedModel(nn.Module):
-    """Model that looks its rows up itself: click probabilities from numeric fields and ids.
+    """Model that looks its rows up itself: click probabilities from numeric features and ids.
 
-    dense: its dense parameters and running statistics as one vector; rows: float32[rows of all tables, dim + 1]."""
+    dense: its dense parameters and running statistics as one vector; rows: float32[rows of all tables, row width]."""
 
     def __init__(self, model: nn.Module, dense: Floats, rows: Tensor, schema: Schema) -> None:
         super().__init__()
@@ -214,18 +214,27 @@ class TrainedModel(nn.Module):
     def forward(self, numeric: Tensor, ids: Tensor, lists: Jagged | None = None) -> Tensor:
         """Compute click probabilities float32[samples].
 
-        numeric: float32[samples, numeric fields]; ids: int[samples, columns], each counted within its field; lists:
-        those of the multi-valued fields, if the data have such fields. Raises DataError for lists outside of bounds."""
+        numeric: float32[samples, N]; ids: int[samples, columns], each counted within its field; lists: those of the
+        multi-valued fields, if the data have such fields. Raises DataError for ids or lists outside of bounds."""
         rows, offsets, columns = self.get_buffer("rows"), self.get_buffer("offsets"), self.schema.columns
+        self._check_ids(ids)
         emb = rows[ids.long() + offsets[:columns]]
         if self.schema.lists:
             if lists is None:
                 raise DataError("The model has multi-valued fields; give their lists, for instance batch.jagged.")
-            first = np.tile(self.schema.offsets[columns:], len(ids)).repeat(lists.checked_lengths(self.schema))
-            values = rows[torch.from_numpy(lists.values + first)].numpy()
+            values = rows[torch.from_numpy(rows_of_values(lists, self.schema))].numpy()
             pooling = ListPooling(load(), self.schema, lists)
             emb = torch.cat((emb, torch.from_numpy(pooling.pool(values))), 1)
             if raw_fields := getattr(self.model, "raw_fields", ()):
                 raw = [tuple(map(torch.from_numpy, each)) for each in pooling.pad(values, raw_fields)]
                 return torch.sigmoid(self.model(numeric, emb, raw))
         return torch.sigmoid(self.model(numeric, emb))
+
+    def _check_ids(self, ids: Tensor) -> None:
+        sizes = torch.tensor(self.schema.cardinalities[: self.schema.columns], device=ids.device)
+        if ids.shape[1:] != sizes.shape:
+            raise DataError(f"The ids have the shape {list(ids.shape)}; the model needs [samples, {len(sizes)}].")
+        outside = (ids < 0) | (ids >= sizes)
+        if outside.any():
+            sample, field = outside.nonzero()[0].tolist()
+            raise DataError(f"Field {field} has the id {ids[sample, field]}; its ids are from 0 to {sizes[field] - 1}.")

@@ -70,7 +70,7 @@ class GradientComputer:
         self.raw_fields: Sequence[int] = getattr(model, "raw_fields", ())  # multi-valued fields it wants raw as well
         self._mask = None if mask is None else torch.from_numpy(mask)
         self.of_raw: list[Floats] = []  # gradients of their rows, of the last batch
-        self.ranked = (0.0, 0)  # of the last batch, as it was before it was trained: see metrics.ranked_pairs
+        self.ranked = (0.0, 0)  # of the last batch, by the model before its step: see quality_metrics.ranked_pairs
 
     @classmethod
     def of(cls, cfg: ModelConfig, dataset: Dataset, seed: int, precision: str) -> GradientComputer:

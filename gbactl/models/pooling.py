@@ -27,12 +27,19 @@ def distinct_rows(kernels: Kernels, batch: Batch, schema: Schema, shards: int) -
     """Find the distinct rows of a batch's ids, in flat order. Raises DataError, ValueError for ids out of bounds."""
     if batch.jagged is None:
         return kernels.dedupe(batch.ids, schema.offsets, shards)
-    lengths, columns = batch.jagged.checked_lengths(schema), schema.columns
-    first = np.repeat(np.tile(schema.offsets[columns:], len(batch)), lengths)
-    rows = np.concatenate([(batch.ids + schema.offsets[:columns]).reshape(-1), batch.jagged.values + first])
+    of_columns = (batch.ids + schema.offsets[: schema.columns]).reshape(-1)
+    rows = np.concatenate([of_columns, rows_of_values(batch.jagged, schema)])
     if (batch.ids < 0).any() or schema.rows > 1 << 31:
         raise ValueError("Refused: an index lies outside the table.")
     return kernels.dedupe(rows.astype(np.int32)[:, None], np.zeros(1, np.int64), shards)
+
+
+def rows_of_values(jagged: Jagged, schema: Schema) -> Longs:
+    """Return the rows of all values of lists in the fused embedding table. Raises DataError for lists out of bounds."""
+    lengths = jagged.checked_lengths(schema)
+    first = np.tile(schema.offsets[schema.columns :], len(lengths) // jagged.lists)
+    rows: Longs = np.add(jagged.values, np.repeat(first, lengths))
+    return rows
 
 
 class ListPooling:

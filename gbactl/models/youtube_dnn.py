@@ -1,4 +1,4 @@
-"""YouTube's ranking network: an MLP over vectors, averaged histories, and numeric fields with their powers."""
+"""YouTube's ranking network: an MLP over vectors, averaged histories, and numeric features with their powers."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class PhaseRecord:
 class Recording:
     """Recorded run: the contents of its event log.
 
-    `cfg`: configuration at its start; `now`: of the phases that follow what has been read so far. `digests`: (step,
+    `cfg`: configuration at its start; `now`: that of the phases after what has been read so far. `digests`: (step,
     shard) to the checksum after that step. `ended`: the log is complete. `torn`: a sentence on the truncated record at
     which the log ends, if there is one.
     """

@@ -130,7 +130,7 @@ class ReplayedReplica:
         if len(step.members) < ranks:
             total += np.float32(0.0)  # workers without a gradient add 0.0: -0.0 becomes 0.0
         round_here(self.codec, total)
-        self.block.apply(total, step.divisor, step.divisor, lr_scale)
+        self.block.apply(total, step.divisor, lr_scale)
 
     def model_sum(self, dense_alone: bool) -> int | None:
         """Compute the shard-independent checksum of the model; None where tables are too large."""

@@ -95,7 +95,7 @@ class ExcludedRun:
 class Report:
     """Comparison of runs in the form that the renderers need; the first column is the compared metric.
 
-    `times`: until runs reached the AUC that `time_to` names, where this was asked for. `rounds`: of a single run, the
+    `times`: times until runs reached the AUC that `time_to` names, where this was asked for. `rounds`: of one run, the
     metrics of each day or epoch, by label. `free`: keys and prefixes in which the runs of a pair may differ."""
 
     by: Key
@@ -128,7 +128,7 @@ def compare(
 
     Without `by`, runs share a line if they differ in their seed alone. With `by`, a line has the mean over all other
     differences except the mode. Without `baseline`, sync is the baseline if there is one. `margin`: the largest
-    difference that counts as none. `label`: of a round, by whose metrics alone the runs are compared. Raises UsageError
+    difference that counts as none. `label`: compare the runs by the metrics of this round alone. Raises UsageError
     for a key, a baseline, a metric or a round that no run has.
     """
     on, named = plain_name(on), {name for run in runs for name in run.metrics}
@@ -143,14 +143,15 @@ def compare(
     groups, judged = list[Group](), list[Difference | None]()
     notes, slowed, failed = [] if by is None else _mixtures(lines, keys), list[SlowdownLine](), list[FailureLine]()
     for line in sorted(lines, key=lambda line: _order(line, chosen, by is None)):
-        group, difference, said = _group(line, _reference(line, lines, chosen), columns, free, scale)
+        group, difference, said, alone = _group(line, _reference(line, lines, chosen), columns, free, scale)
         groups.append(group)
         judged.append(difference)
+        left_out += alone
         notes += [f"{name_of(line.key)}: {note}" for note in said] + _slow_worker(line)
         slowed += slowdowns(line.key, line.runs)
         failed += failures(line.key, line.runs)
-    alone = [] if label is None else [_of_label(label, columns, named)]
-    below = (*alone, *notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
+    of_label = [] if label is None else [_of_label(label, columns, named)]
+    below = (*of_label, *notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable), *_days(usable))
     found = zip(groups, verdicts(judged, scale, chosen or ""), strict=True)
     with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, varied, tuple(failed), scale.margin)
@@ -349,10 +350,10 @@ def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
 
 def _group(
     line: Line, reference: Line | None, columns: Sequence[Column], free: Key, scale: Scale
-) -> tuple[Group, Difference | None, list[str]]:
+) -> tuple[Group, Difference | None, list[str], list[ExcludedRun]]:
     """Compute the statistics of a line, its difference to the baseline on the scale of the verdict, and its notes.
 
-    Only the runs with a partner count, or all runs if none has one."""
+    Only the runs with a partner count, or all runs if none has one; the others are returned as left out."""
     pairs = pairs_of(line.runs, [] if reference is None else reference.runs, free)
     kept = pairs.ours or line.runs
     names = [metric for column in columns for metric in column.metrics]
@@ -362,8 +363,13 @@ def _group(
     both = by_pairs(pairs, columns[0].metrics[0])
     against = None if reference is None else reference.key
     group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against, rate=_rate(pairs))
-    notes = [] if reference is None else _unpaired(pairs, line, reference, columns[0], free)
-    return group, paired(scale.pairs(both)), notes
+    if reference is None:
+        return group, None, [], []
+    why = why_alone(pairs.alone, reference.runs, free) if pairs.alone else ""
+    without = f"no partner in {reference.key[0]} ({why})"
+    notes = [] if pairs.ours else [f"{len(pairs.alone)} of {len(line.runs)} runs have {without}."]
+    alone = [ExcludedRun(run.label, without) for run in pairs.alone] if pairs.ours else []
+    return group, paired(scale.pairs(both)), [*notes, *_compared_with(pairs, line, reference, columns[0])], alone
 
 
 def _rate(pairs: Pairs) -> Difference | None:
@@ -373,13 +379,9 @@ def _rate(pairs: Pairs) -> Difference | None:
     return paired_ratio(by_pairs(pairs, "eps"))
 
 
-def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, free: Key) -> list[str]:
-    """Describe which runs of a line have no partner, which pairs mix code versions, and a partly used baseline."""
-    said, name = [], reference.key[0]
-    if pairs.alone:
-        end = " and are not in its line" if pairs.ours else ""
-        why = why_alone(pairs.alone, reference.runs, free)
-        said.append(f"{len(pairs.alone)} of {len(line.runs)} runs have no partner in {name} ({why}){end}.")
+def _compared_with(pairs: Pairs, line: Line, reference: Line, compared: Column) -> list[str]:
+    """Describe which pairs of a line mix code versions, and a baseline of which the line is compared with a part."""
+    said, name = list[str](), reference.key[0]
     versions = [{run.code for run in (*theirs, *ours)} - {""} for theirs, ours in pairs.both]
     if several := [each for each in versions if len(each) > 1]:
         codes = ", ".join(sorted(set.union(*several)))

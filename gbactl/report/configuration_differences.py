@@ -18,7 +18,7 @@ from gbactl.policies.policy import names, policy_class
 from gbactl.switching.switch_descriptions import each_mode, from_listed
 from gbactl.tracking.final_metrics import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
-from gbactl.tracking.run_description import MODE_TAG, short
+from gbactl.tracking.run_description import MODE_TAG, rounded, short
 
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")
@@ -148,15 +148,26 @@ def differing(runs: Sequence[Run]) -> list[DifferingKeys]:
     found, modes = [settings(run) for run in runs], [value_of(run, "mode") for run in runs]
     beyond = _varying(_beyond(each) for each in found)
     own = {name: _varying(map(_within, each)) for name, each in _grouped(found, modes).items()}
-    labels = {group: _labels(group, runs, found, beyond) for group in LABELLED}
+    texts = _texts(found)
+    labels = {group: _labels(group, runs, found, beyond, texts) for group in LABELLED}
     made = []
     for place, (each, mode) in enumerate(zip(found, modes, strict=True)):
-        texts = [token for group in LABELLED for token in labels[group][place]]
+        tokens = [token for group in LABELLED for token in labels[group][place]]
         plain = [key for key in (*beyond, *own[mode]) if key.split(".")[0] not in LABELLED and key in each]
-        texts += [f"{key.removesuffix('.name')}={short(each[key])}" for key in plain]
+        tokens += [f"{key.removesuffix('.name')}={texts[key][each[key]]}" for key in plain]
         values = [tuple(each.get(key, "") for key in keys) for keys in (beyond, own[mode])]
-        made.append(DifferingKeys(values[0], values[1], tuple(texts)))
+        made.append(DifferingKeys(values[0], values[1], tuple(tokens)))
     return made
+
+
+def _texts(found: Sequence[Settings]) -> dict[str, dict[str, str]]:
+    """Map the values of each key to texts for labels: short ones, with long numbers rounded if they still differ."""
+    texts = dict[str, dict[str, str]]()
+    for key, values in values_of(found).items():
+        exact = {value: short(value) for value in values}
+        brief = {value: short(rounded(value)) for value in values}
+        texts[key] = brief if len({*brief.values()}) == len({*exact.values()}) else exact
+    return texts
 
 
 def _grouped(found: Sequence[Settings], called: Sequence[str]) -> dict[str, list[Settings]]:
@@ -166,7 +177,10 @@ def _grouped(found: Sequence[Settings], called: Sequence[str]) -> dict[str, list
     return grouped
 
 
-def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: Sequence[str]) -> list[list[str]]:
+def _labels(
+    group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: Sequence[str],
+    texts: Mapping[str, Mapping[str, str]],
+) -> list[list[str]]:  # fmt: skip
     """Label the values that each run has in one group of keys, such as faults.
 
     A label is the group's name, and the keys that differ among runs with that name."""
@@ -176,7 +190,7 @@ def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: 
     own = {name: [key for key in _varying(all_) if key in keys] if name else keys for name, all_ in namesakes.items()}
     for name, each in zip(called, found, strict=True):
         mine = [f"{group}={name}"] if name and len(namesakes) > 1 and keys else []
-        made.append([*mine, *(f"{key}={short(each[key])}" for key in own[name] if key in each)])
+        made.append([*mine, *(f"{key}={texts[key][each[key]]}" for key in own[name] if key in each)])
     return made
 
 

@@ -32,6 +32,7 @@ from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, SLOW_WORKER, failure
 from gbactl.tracking.mlflow_connection import (
     CELL,
     COMMAND,
+    VERDICT,
     Run,
     connect,
     log_artifacts,
@@ -101,7 +102,8 @@ def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str],
         aside(f"Not in plots and times, no result.json: {', '.join(missing)}.")
     if options.log:
         words = _verdict_words(made)
-        log_comparison(uri, options.experiments, markdown(made), words)
+        outdated = [run.run_id for run in runs if VERDICT in run.tags and run.run_id not in words]
+        log_comparison(uri, options.experiments, markdown(made), words, outdated)
         aside(f"Logged: the table as the note of {', '.join(options.experiments)}, the verdicts on {len(words)} runs.")
 
 

@@ -1,4 +1,4 @@
-"""Curves and marks of a run from its result.json, and the times until runs reached an AUC. Pure.
+"""Curves, switches and incidents of a run from its result.json, and the times until runs reached an AUC. Pure.
 
 Evaluations give points after a phase. Training gives about fifty points a phase: the loss and the AUC of each batch
 before the model is trained on it, and how fast each worker computed.
@@ -154,7 +154,7 @@ def shares(runs: Sequence[Curves]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class CensoredMedian:
-    """Median of times, some of which may be lower bounds; `bound`: the median is one. `range`: of the times."""
+    """Median of times, some of them lower bounds. `bound`: the median is a lower bound. `range`: least, largest."""
 
     value: float
     bound: bool

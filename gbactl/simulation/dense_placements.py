@@ -226,7 +226,7 @@ class ReplicatedDense(DensePlacement):
             min(self._finished.values(), key=lambda pair: pair[0].index)[0].coordinator.send(
                 GradientNorms(grant.token, square, [])
             )
-        self.block.apply(total, grant.divisor, grant.divisor, grant.lr_scale)
+        self.block.apply(total, grant.divisor, grant.lr_scale)
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
         finished, self._finished = self._finished, {}

@@ -80,9 +80,9 @@ class DenseBlock:
         for moment in self.moments.values():
             moment.fill(self._optimizer.start)
 
-    def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
-        """Apply an optimizer step from a summed gradient: total / divisor; for buffers, total / weight_sum."""
-        self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)
+    def apply(self, total: Floats, divisor: float, lr_scale: float = 1.0) -> None:
+        """Apply an optimizer step from a summed gradient, total / divisor, to parameters and buffers."""
+        self.apply_parts([(total, 1.0)], divisor, divisor, lr_scale)
 
     def apply_parts(self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
         """Apply one optimizer step from (gradient float32[n], weight > 0) pairs, summed in order in the same pass.

@@ -276,7 +276,7 @@ class Shard:
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, INT)
 
     def gradient_norms(self, order: StepOrder) -> tuple[float, list[float]]:
-        """Compute the gradient norms of a step: (squared L2 norm of the dense slice's, norms of a sample of rows).
+        """Compute a step's gradient norms: (squared L2 norm on the dense slice, norms of some rows' gradients).
 
         Call before `apply`.
         """

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from gbactl.atomic_files import replacing
 from gbactl.errors import TrackingError
 from gbactl.tracking.mlflow_connection import absolute, connect, ensure_store, experiment_id, sqlite_path
 from gbactl.tracking.run_description import CONTEXT
@@ -284,7 +285,7 @@ class Backlog:
             self._write(records)
 
     def opened(self, run_id: str) -> None:
-        """Record the run's id in the MLflow store; records sent under an earlier id must be sent again."""
+        """Record the run's id in the MLflow store; under a new id, all records must be sent again."""
         self._write([{"kind": "opened", "run_id": run_id}])
 
     def sent(self, count: int) -> None:
@@ -358,7 +359,20 @@ def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: MlflowSender
         delivery.push()
     except Exception as error:
         raise TrackingError(f"{where} did not take the run ({error}); it is kept, type the same again.") from error
+    _tell_result(run_dir, str(delivery.run_id))
     return SendResult(where, str(delivery.run_id), len(contents.records) - contents.sent)
+
+
+def _tell_result(run_dir: Path, run_id: str) -> None:
+    """Write the store's id of a run into its result.json, by which the run is resumed, shown and found.
+
+    A run whose store did not answer has a local id there."""
+    path = run_dir / "result.json"
+    with suppress(OSError, ValueError):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result.get("run_id") != run_id:
+            with replacing(path) as partial:
+                partial.write_text(json.dumps({**result, "run_id": run_id}, indent=2) + "\n", encoding="utf-8")
 
 
 def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> None:

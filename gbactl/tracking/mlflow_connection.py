@@ -78,11 +78,14 @@ def artifact_root(uri: str) -> str | None:
 
 
 def quiet_mlflow() -> None:
-    """Switch off MLflow's telemetry, network retries and migration messages.
+    """Switch off MLflow's telemetry, network retries, migration messages, and tqdm's warning about ipywidgets.
 
     Call it before and after importing mlflow."""
     import logging
+    import warnings
 
+    # MLflow imports tqdm's bar for notebooks, which asks for ipywidgets; no such bar is shown
+    warnings.filterwarnings("ignore", message="IProgress not found")
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     for name in ("mlflow", "alembic"):
@@ -90,7 +93,9 @@ def quiet_mlflow() -> None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """Create an MLflow client whose SQLite connections wait for locks. Raises TrackingError."""
+    """Create an MLflow client whose SQLite connections wait for locks.
+
+    Raises TrackingError where the store does not exist or does not answer."""
     quiet_mlflow()
     from mlflow import MlflowClient
 
@@ -101,7 +106,10 @@ def connect(uri: str) -> MlflowClient:
     if path is not None and "timeout=" not in uri:
         uri += f"{'&' if '?' in uri else '?'}timeout={BUSY_SECONDS}"
     try:
-        return MlflowClient(tracking_uri=uri)
+        client = MlflowClient(tracking_uri=uri)
+        if path is None:
+            client.search_experiments(max_results=1)  # asks a server for the first time
+        return client
     except Exception as error:
         raise TrackingError(_explained(uri, error)) from error
 
@@ -279,10 +287,13 @@ VERDICT = "gbactl.verdict"
 _NOTE_BEGINS, _LONGEST_NOTE = "<!-- gbactl report -->", 5000
 
 
-def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: Mapping[str, str]) -> None:
+def log_comparison(
+    uri: str, experiments: Sequence[str], table: str, verdicts: Mapping[str, str], outdated: Iterable[str]
+) -> None:
     """Write a comparison's table (Markdown) into the experiments' notes, and each run's verdict as its tag.
 
-    `verdicts`: by run id. A note's own text stays above the table. Raises TrackingError."""
+    `verdicts`: by run id; `outdated`: ids of runs whose tag of an earlier comparison is removed. A note's own text
+    stays above the table. Raises TrackingError."""
     from mlflow.exceptions import MlflowException
 
     client = connect(uri)
@@ -294,6 +305,8 @@ def log_comparison(uri: str, experiments: Sequence[str], table: str, verdicts: M
             client.set_experiment_tag(found.experiment_id, NOTE, _cut(note, _LONGEST_NOTE))
         for run_id, words in verdicts.items():
             client.set_tag(run_id, VERDICT, words)
+        for run_id in outdated:
+            client.delete_tag(run_id, VERDICT)
     except MlflowException as error:
         raise TrackingError(f"The verdicts cannot be written to {uri}: {first_line(error)}") from error
 
@@ -305,8 +318,7 @@ def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, ve
     client = connect(uri)
     command = client.get_run(run_id).data.tags.get(COMMAND, "")
     client.set_tag(run_id, NOTE, sweep_note(command, table))
-    if found:
-        client.set_tag(run_id, VERDICT, _cut(found, _LONGEST_NOTE))
+    client.set_tag(run_id, VERDICT, _cut(found, _LONGEST_NOTE))
     for child, words in verdicts.items():
         client.set_tag(child, VERDICT, words)
 

@@ -117,8 +117,9 @@ def _cut(value: str) -> str:
 
 
 def rounded(value: str) -> str:
-    """Write a long number that is not whole with four significant digits; other text is returned as it is."""
-    return f"{float(value):.4g}" if LONG_NUMBER.fullmatch(value) else value
+    """Write a long number with four significant digits, but not .99999 as 1; other text is returned as it is."""
+    text = f"{float(value):.4g}" if LONG_NUMBER.fullmatch(value) else value
+    return value if text == "1" else text
 
 
 def short(value: str) -> str:

@@ -56,7 +56,7 @@ class Replica:
     def step(self, gradient: Floats, divisor: float, lr_scale: float, thread: int = 0) -> None:
         """Apply an optimizer step of compute thread `thread` with gradient / divisor."""
         with self._locks[thread]:
-            self.block.apply(gradient, divisor, divisor, lr_scale)
+            self.block.apply(gradient, divisor, lr_scale)
             self._steps[thread] += 1
 
     @contextmanager

@@ -68,7 +68,7 @@ class StartupDocument:
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float) -> ShardSpec | None:
     """Wait for the initial dense values, which a worker sends; None if the run ends before.
 
-    `momentum`: of the running statistics among the values."""
+    `momentum` is that of the running statistics among the values."""
     while True:
         for channel, frame in hub.poll(None):
             if frame.kind == frames.CLOSED and channel is coordinator:

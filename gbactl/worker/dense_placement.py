@@ -252,7 +252,7 @@ class ReplicatedDense(DensePlacement):
             self.client.coordinator.send(GradientNorms(grant.token, square, []))
         if self.recovery is not None:
             self.recovery.take()
-        self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
+        self.block.apply(self.gradient, grant.divisor, grant.lr_scale)
         self.steps.last_step = grant.token
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
@@ -281,9 +281,9 @@ class SyncRecovery:
         client.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
-        """Tell the collective a batch's index in its step's gradient sum; False if that step is already applied.
+        """Tell the collective a batch's index in its step's gradient sum.
 
-        False where its step is taken already, and only its rows are missing."""
+        Returns False where the dense step is applied already, and only the batch's row gradients are missing."""
         token, place = item.grant.token, self.steps.index_in_sum(item)
         if place is None:
             np.copyto(self._now, self.value)
@@ -326,7 +326,8 @@ class ShardSlices:
         self.client, self.cuts, self.held = client, cuts, nonempty_slices(cuts)
 
     def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
-        """Fetch all servers' slices and store them in the whole vector `block`, within the context `still`.
+        """Fetch all servers' slices and store them in the whole vector `block`, in the context `still`,
+        within which no thread uses it.
 
         Raises the error that ended the run."""
         found = self.client.get_dense(self.held)

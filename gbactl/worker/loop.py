@@ -153,7 +153,7 @@ class BatchComputer:
         of_fields = gradient.reshape(-1, self.schema.fields, self.width)
         size = len(of_fields) * columns
         emb = self._emb[: size + len(self._lists.of_value)]
-        emb[:size].reshape(-1, columns, self.width)[:] = of_fields[:, :columns]
+        emb[:size].reshape(len(of_fields), columns, self.width)[:] = of_fields[:, :columns]
         self._lists.unpool(of_fields[:, columns:], emb[size:], self.computer.of_raw)
         return emb
 

@@ -52,6 +52,13 @@ def test_the_cells_of_the_page_run_in_a_notebook(tmp_path: Path) -> None:
     assert "True" in shown(last, "text/plain")[0]
 
 
+@pytest.mark.beside
+def test_a_notebook_that_trains_nothing_is_not_asked_for_ipywidgets(tmp_path: Path) -> None:
+    read = "try:\n    gbactl.load('nosuchrun')\nexcept gbactl.errors.UsageError as error:\n    print(error)"
+    [read] = client([f"import gbactl\n{read}"], tmp_path).execute().cells  # type: ignore[attr-defined]
+    assert [output["text"].split(";")[0] for output in read.outputs] == ["There is no run nosuchrun"]
+
+
 @pytest.mark.slow
 @pytest.mark.beside
 def test_an_interrupt_stops_every_process_of_the_run(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ def test_log_writes_the_table_below_the_notes_own_text_and_the_verdicts(folder: 
     tags = {run.info.run_name: run.data.tags.get(VERDICT, "") for run in client.search_runs([experiment])}
     assert tags["gba-s1"] == tags["gba-s2"] and tags["gba-s1"].startswith("worse by 0.01000")
     assert tags["sync-s1"] == tags["gba-s3"] == ""
+    assert "the verdicts on 0 runs" in typed("--log", "--where", "mode=gba").stderr, "there is no baseline"
+    assert not any(VERDICT in run.data.tags for run in client.search_runs([experiment]))
 
 
 @pytest.mark.slow

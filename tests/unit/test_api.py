@@ -74,6 +74,7 @@ def test_a_comparison_is_a_table_and_shows_the_report(runs: list[gbactl.Run]) ->
     assert type(table[["mode"]]) is pandas.DataFrame
     first = gbactl.compare(runs, round=runs[0].rounds["day"][0])
     assert first["auc_mean"].tolist() == [run.rounds["auc"][0] for run in runs]
+    assert gbactl.compare(runs, by=["cluster.threads"])["cluster.threads"].tolist() == ["null", "null"]
 
 
 def test_one_run_is_taken_like_a_list_and_a_loaded_run_like_its_name(runs: list[gbactl.Run]) -> None:

@@ -17,6 +17,11 @@ from click.testing import CliRunner
 from gbactl import doctor
 from gbactl.cli import commands_before_training
 from gbactl.doctor import Check
+from gbactl.engine import host_agents
+from gbactl.engine.host_agents import HostFindings
+from gbactl.engine.host_and_network_facts import LinkMeasurement
+from gbactl.engine.preflight import HostReport
+from gbactl.errors import UsageError
 from tests.support.processes import collective
 
 
@@ -117,6 +122,18 @@ def test_a_check_that_breaks_is_a_line_not_a_traceback(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "CHECKS", (check_shared_memory,))
     (check,) = doctor.examine()
     assert (check.name, check.found, check.ok) == ("shared memory", "unforeseen", False)
+
+
+def test_measurements_that_are_not_written_are_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", ())
+    alone = CliRunner().invoke(commands_before_training.doctor, ["--out", "network.yaml"]).exception
+    assert isinstance(alone, UsageError) and "type for instance cluster=hosts" in str(alone)
+    measured = HostFindings({"a": HostReport("a", lines={"b": LinkMeasurement(10.0, 1.0)})})
+    monkeypatch.setattr(commands_before_training, "_examine", lambda *_, **__: ([], measured))
+    nowhere = CliRunner().invoke(commands_before_training.doctor, ["--out", "no/network.yaml"]).exception
+    assert isinstance(nowhere, UsageError) and "no/network.yaml cannot be written (No such file" in str(nowhere)
+    assert CliRunner().invoke(commands_before_training.doctor, ["--out", "network.yaml"]).exit_code == 0
+    assert host_agents.read(here / "network.yaml") == {"latency_us": 10.0, "bandwidth_gbit": 1.0}
 
 
 # what ssh, srun or kubectl would do, with a host `far` that is this machine: options and the host are dropped

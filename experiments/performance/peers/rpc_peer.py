@@ -62,7 +62,7 @@ def push(index: torch.Tensor, rows: torch.Tensor, dense: torch.Tensor) -> None:
     """Take one optimizer step from one gradient (runs on the server)."""
     with _state.lock:
         _state.rows.apply([(index.numpy(), rows.numpy(), 1.0)], 1.0, 1.0)
-        _state.dense.apply(dense.numpy(), 1.0, 1.0)
+        _state.dense.apply(dense.numpy(), 1.0)
 
 
 def push_pull(

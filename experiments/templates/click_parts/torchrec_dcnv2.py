@@ -13,7 +13,7 @@ from torchrec.modules.mlp import MLP
 class TorchRecDCNv2(nn.Module):
     """Stacked DCNv2, whose MLP follows the crosses, as in MLPerf's DLRM-DCNv2.
 
-    `layers`: crosses, each of one degree more; `rank`: of their matrices."""
+    `layers`: number of cross layers, each of which raises the degree by one; `rank`: the rank of their matrices."""
 
     def __init__(self, numeric: int, fields: int, dim: int, hidden: list[int], layers: int = 3, rank: int = 32) -> None:
         super().__init__()

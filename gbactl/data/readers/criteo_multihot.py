@@ -120,17 +120,17 @@ class CriteoMultihot:
         return [file for files in self._by_day().values() for file in files.values()]
 
     def _by_day(self) -> dict[str, dict[str, SourceFile]]:
-        """Return the files as {day: {file-name suffix: file}}. Raises DataError where one is missing."""
+        """Return the files as {path without suffix: {suffix: file}}. Raises DataError where one is missing."""
         found: dict[str, dict[str, SourceFile]] = {}
         for file in find(self.path, [f"*{kind}" for kind in KINDS]):
             for kind in KINDS:
                 if file.name.endswith(kind):
-                    found.setdefault(file.name.removesuffix(kind), {})[kind] = file
+                    found.setdefault(str(file).removesuffix(kind), {})[kind] = file
         for day, files in found.items():
             for kind in KINDS:
                 if kind not in files:
-                    other = next(iter(files.values()))
-                    raise DataError(f"{other} has no {day}{kind} beside it; set data.path to a folder with all three.")
+                    other, lacking = next(iter(files.values())), f"{day.rpartition('/')[2]}{kind}"
+                    raise DataError(f"{other} has no {lacking} beside it; set data.path to a folder with all three.")
         if not found:
             raise DataError(f"{self.path} is none of MLPerf's files; set data.path to a folder with day_0{SPARSE}.")
         return found

@@ -30,6 +30,7 @@ from gbactl.data.cache_writer import (
     write_all,
 )
 from gbactl.data.column_conversion import (
+    dates,
     day_name,
     days,
     ids_of,
@@ -60,7 +61,7 @@ Floats = NDArray[np.float32]
 class Table:
     """Options of the data source data=table."""
 
-    arrays_version: ClassVar[int] = 2
+    arrays_version: ClassVar[int] = 3
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["*.parquet", "*.csv*", "*.tsv*"])
     schema: str | None = None
@@ -168,10 +169,12 @@ def _arrays(rows: Rows, file: SourceFile, schema: TableSchema, bad: BadLines) ->
     frame, faults = rows.frame, Faults(rows)
     listed = {name for column, kind in schema.lists.items() for name in (column, kind.weights)}
     for name in schema.read:
-        kind, wanted = frame[name].dtype, "multi" if isinstance(frame[name].dtype, pl.List) else "ignore"
-        inner = kind.inner if isinstance(kind, pl.List) and name in listed else kind
+        kind = frame[name].dtype
+        inner = kind.inner if isinstance(kind, pl.List) else kind
         if inner.is_nested() or inner == pl.Binary:
-            raise DataError(f"{file}: the column {name} holds {kind}; type kind: {wanted} for it.")
+            raise DataError(f"{file}: the column {name} holds {kind}; type kind: ignore for it.")
+        if inner != kind and name not in listed:
+            raise DataError(f"{file}: the column {name} holds {kind}; type kind: multi for it.")
     labels = _labels(frame, schema, faults)
     numeric = [_numbers(frame, name, schema, faults) for name in (*schema.numeric, *schema.bucketized)]
     ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(schema.hashed.items())]
@@ -259,9 +262,13 @@ def _times(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) 
     kind = schema.of_kind(Time)[name]
     by_day = isinstance(kind, Day)
     clock = (days if by_day else timestamps)(frame[name], kind.format)
-    moment = timestamps(frame[name], kind.format) if by_day and kind.fields else clock
     like = f"of the format {kind.format!r}" if kind.format else "such as 2024-12-31 23:59:59 or seconds since 1970"
     faults.record(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
+    moment = clock
+    if by_day and kind.fields:
+        moment = timestamps(frame[name], kind.format)
+        needed = f"a date, of which {kind.fields[0]} could be made (of 20241231, the schema says format: '%Y%m%d')"
+        faults.record(clock.ne_missing(dates(moment)), name, needed)
     return clock.fill_null(0).to_numpy(), moment.fill_null(0).to_numpy()
 
 
@@ -304,8 +311,8 @@ class _Day:
         self._numeric, self._order, self._rows = numeric, order, rows
 
     def _at(self, places: Integers, columns: list[int]) -> NDArray[np.float64]:
-        found = self._numeric[places if self._order is None else self._order[places]]
-        return found[:, columns].astype(np.float64)
+        rows = places if self._order is None else self._order[places]
+        return self._numeric[np.ix_(rows, np.array(columns, np.int64))].astype(np.float64)
 
     def _chunks(self, columns: list[int]) -> Iterator[NDArray[np.float64]]:
         for low in range(0, self._rows, AT_ONCE):

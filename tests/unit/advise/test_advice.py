@@ -55,7 +55,7 @@ def test_a_mode_is_not_named_whose_auc_is_undecided() -> None:
     assert (found.mode, found.beside) == ("sync", "")
     assert sentence(found, 4, 3, 200, 150, MORE) == (
         "Stay with sync with 4 workers: gba has 2.3 times its rate, but its AUC may be worse (-0.00030 ±0.00049, "
-        "about 7 seeds needed: --minutes 6 may tell)."
+        "about 15 seeds needed: --minutes 9 may tell)."
     )
 
 

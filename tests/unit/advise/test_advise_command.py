@@ -74,9 +74,9 @@ def test_data_in_which_no_mode_has_an_auc_are_refused(data: Path, monkeypatch: p
     unclicked = Split(last.name, replace(last.whole, labels=np.zeros_like(last.whole.labels)))
     monkeypatch.setattr(data_subset, "opened", lambda path: replace(whole, splits=(*others, unclicked)))
     command = advising(modes="sync,gba")
-    command.options = replace(command.options, samples=640)
+    command.dataset, command.options = whole, replace(command.options, samples=640)
     with pytest.raises(UsageError, match="All 640 samples to judge by have the label 0, so modes have no AUC"):
-        command._subset(data, {}, 1)
+        command._subset({}, 1)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +91,9 @@ def test_the_longer_the_probe_waits_for_cores_the_fewer_samples_are_simulated(
     """`pace`: the probe's real seconds for each CPU second; `steps`: global batches of 64 that are trained."""
     monkeypatch.setattr(Advising, "_left", 60.0)
     command = advising(modes="sync,gba")
-    command.probed = 1
+    command.dataset, command.probed = open_dataset(data), 1
     in_all = 3 * (2 + 4)  # simulations of a sample: of three seeds, in two modes and in a base of four times as many
     a_sample = SPARE * 60.0 / (in_all * 68.8 * 64)
     took = SimulationSeconds(0.0, 0.0, a_sample, pace * a_sample)
-    found = command._subset(data, dict.fromkeys(command.modes, took), 1)
+    found = command._subset(dict.fromkeys(command.modes, took), 1)
     assert found.trained == 64 * steps

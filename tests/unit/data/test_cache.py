@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 from gbactl.data import dataset
 from gbactl.data.cache import cache_root, prepare
-from gbactl.data.dataset import META, Batch, Schema, Split, fingerprint, open_dataset
+from gbactl.data.cache_writer import write_all
+from gbactl.data.dataset import META, Batch, Jagged, Schema, Split, fingerprint, open_dataset
 from gbactl.data.readers.criteo import Criteo
 from gbactl.data.synthetic import Generator, Synthetic
 from gbactl.errors import ConfigError, DataError, GbactlError
@@ -39,6 +41,7 @@ class Reader:
     does: str = "pass"
     kind: str = "days"
     splits: str = "equal_days(10, 2)"
+    tables: str = "()"
 
     def sources(self):
         return eval(self.sources_are)
@@ -49,7 +52,7 @@ class Reader:
         ids = np.array([[3, self.user]] * 10, np.int32)
         numbers = np.full((self.rows, 1), self.number, np.float32)
         write_all(folder, [Batch(np.full(10, self.label, np.uint8), numbers, ids)])
-        schema = Schema(1, (4, 9))
+        schema = Schema(1, (4, 9), eval(self.tables))
         return WrittenArrays(self.kind, schema, eval(self.splits), ["x"], ["item", "user"][: self.names])
 """
 SMALL = {"name": "synthetic", "rows_per_day": 500, "days": 2, "max_cardinality": 50}
@@ -366,6 +369,13 @@ def test_a_cache_of_a_foreign_reader_is_made_again_for_other_options_and_other_c
         ),
         ({"kind": "day"}, r"Reader writes data of kind 'day', not one of days, splits, parts\."),
         ({"splits": "[('a', 0, 11)]"}, r"Reader writes 10 rows, and says that a has those from 0 to 11\."),
+        ({"splits": "[('a', 0, 10), ('b', 10, 10)]"}, r"^foreign_reader\.Reader writes no rows of b; leave it out\.$"),
+        (
+            {"kind": "splits", "splits": "[('train', 0, 5), ('test', 5, 10)]"},
+            r"Reader writes 2 splits; data of kind splits have three: train, validation and test\.$",
+        ),
+        ({"tables": "(0,)"}, r"Reader gives the tables \(0,\) to its 2 fields; each field needs the number"),
+        ({"tables": "(0, 2)"}, r"Reader gives the tables \(0, 2\) to its 2 fields; .*, from 0 on without gaps\.$"),
         ({"splits": "[5, 10]"}, r"returns WrittenArrays with a value of a wrong type \(TypeError: cannot unpack .*int"),
     ],
 )
@@ -375,6 +385,31 @@ def test_a_foreign_reader_that_breaks_its_contract(
     with pytest.raises(GbactlError, match=told) as raised:
         prepare({**foreign, **given})
     assert caches() == [] and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"labels": np.array([0.5, 1])}, r"The value 0\.5 cannot be written to labels\.npy, which is of uint8\."),
+        ({"labels": np.array([np.nan, 1])}, r"The value nan cannot be written to labels\.npy, which is of uint8\."),
+        ({"labels": np.array([0, 256])}, r"The value 256 cannot be written to labels\.npy"),
+        ({"ids": np.array([[3], [2**32 + 5]])}, r"The value 4294967301 cannot be written to ids\.npy, which is of"),
+        ({"ids": np.zeros((2, 3), np.int32)}, r"rows of the shapes .*'ids': \(3,\).*, the first chunk .*'ids': \(1,\)"),
+        (
+            {"jagged": Jagged(1, np.array([0, 1]), np.zeros(1, np.int32))},
+            r"^A chunk has 2 offsets for 2 lists; it needs 3\.$",
+        ),
+    ],
+)
+def test_a_chunk_that_its_arrays_cannot_hold_is_not_written_as_something_else(
+    change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    lists = Jagged(1, np.array([0, 1, 1]), np.array([7]))
+    good = Batch(np.array([True, False]), np.ones((2, 1)), np.array([[1], [2**31 - 1]]), lists)
+    assert write_all(tmp_path, [good, good]) == 4, "of other types, but nothing changes"
+    assert np.load(tmp_path / "ids.npy").tolist() == [[1], [2**31 - 1]] * 2
+    with pytest.raises(DataError, match=told):
+        write_all(tmp_path, [good, replace(good, **change)])
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,13 @@ def test_what_is_wrong_with_a_file_is_one_sentence(
     assert caches() == []
 
 
+def test_files_of_the_same_names_in_two_folders_are_two_days(load: Load, tmp_path: Path) -> None:
+    for folder, rows in (("monday", 20), ("tuesday", 30)):
+        write_mlperf_day(tmp_path / folder, 0, rows)
+    data = load(name="criteo_multihot", path=[str(tmp_path / "monday"), str(tmp_path / "tuesday")])
+    assert [split.rows for split in data] == [20, 30]
+
+
 def test_another_file_is_refused(load: Load, tmp_path: Path) -> None:
     (tmp_path / "day_0.gz").touch()
     with pytest.raises(DataError, match=r"none of MLPerf's files; set data\.path to a folder"):

@@ -343,18 +343,30 @@ def test_rows_without_a_label_are_left_out_by_the_command(load: Callable[..., Da
     assert lost == "data.max_bad_lines=50" and load(**table, max_bad_lines=50).rows == ROWS - 50
 
 
+def test_few_rows_with_long_lists_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa.parquet.write_table(pa.table({"click": of(0, 1), "seen": [list(range(20))] * ROWS}), tmp_path / "t.parquet")
+    assert infer(tmp_path / "t.parquet").whole
+    monkeypatch.setattr(table_files, "VALUES", 1000, raising=False)
+    monkeypatch.setattr(schema_inference, "LISTED", 1999, raising=False)
+    found = infer(tmp_path / "t.parquet")
+    assert (found.rows, found.total, found.whole) == (100, ROWS, False)
+    assert found.text().startswith("# Schema of t.parquet, guessed from the first 100 rows.")
+
+
 def test_the_types_of_parquet_count(tmp_path: Path) -> None:
     columns = {
         "click": [bool(i % 2) for i in range(ROWS)], "when": [BEGIN + i * HOUR for i in range(ROWS)],
         "tags": [["a", "b"]] * ROWS, "pairs": [[[1]]] * ROWS, "history": [[1, 2, i % 3] for i in range(ROWS)],
         "then": pa.array([BEGIN + i * HOUR for i in range(ROWS)], pa.timestamp("ns", "Europe/Berlin")),
         "x": [i / 7 for i in range(ROWS)], "n": [None if i % 3 else i % 5 for i in range(ROWS)],
+        "clock": [datetime.time(i % 24) for i in range(ROWS)], "wait": [i * HOUR for i in range(ROWS)],
+        "shop": pa.array(of("a", "b")).dictionary_encode(),
     }  # fmt: skip
     pa.parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     found = infer(tmp_path / "t.parquet")
     assert {each.name: each.kind for each in found.guesses} == {
         "click": "label", "when": "time", "tags": "multi", "pairs": "ignore", "history": "sequence", "x": "numeric",
-        "n": "categorical", "then": "ignore",
+        "n": "categorical", "then": "ignore", "clock": "categorical", "wait": "ignore", "shop": "categorical",
     }  # fmt: skip
     assert [each.distinct for each in found.guesses if each.name == "tags"] == [2]  # values, not lists
     assert [each.why for each in found.guesses if each.name == "then"] == ["a further time; one is possible"]

@@ -225,6 +225,15 @@ def test_chunks_are_bounded_whatever_the_file(tmp_path: Path, monkeypatch: pytes
         assert max(len(each.frame) for each in seen) <= 50
 
 
+def test_rows_with_long_lists_are_read_fewer_at_a_time(tmp_path: Path) -> None:
+    lists = pa.array([np.arange(2000, dtype=np.int32)] * 2000)
+    path = parquet(tmp_path / "t.parquet", {"seen": lists, "x": np.arange(2000)})
+    seen = [each.frame for each in read_table(path, TextForm(), None, BadLines(0), lambda stage, fraction: None)]
+    assert [int(frame["seen"].list.len().sum()) for frame in seen] == [1_048_000, 1_048_000, 1_048_000, 856_000]
+    [alone] = read_table(path, TextForm(), ["x"], BadLines(0), lambda stage, fraction: None)
+    assert alone.frame["x"].to_list() == list(range(2000))
+
+
 def test_nothing_of_a_later_day_changes_an_earlier_one(load: Load, schema: str, tmp_path: Path) -> None:
     rows = table(300)
     last = max(time.date() for time in rows["when"])
@@ -334,6 +343,33 @@ def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tm
     dated = schema.replace("t: time", "t: {kind: time, fields: [weekday]}")
     split = load(**{**small(tmp_path, "y,x,c,t\n", dated, "unused"), "path": str(tmp_path / "?-*.csv")}, days=2)
     assert whole(split).ids[:, 1].tolist() == [(i + 2) % 7 for i in range(5)] + [(i + 5) % 7 for i in range(5)]
+
+
+def test_a_whole_number_has_one_id_however_a_file_writes_it(load: Load, tmp_path: Path) -> None:
+    """pandas writes 12.0 into the files of those days on which another row has none."""
+    schema = "columns: {y: label, x: categorical, l: {kind: multi, separator: ' '}}"
+    small(tmp_path, "y,x,l\n0,12,3 -4\n1,0,3\n0,1.50,3\n1,007,3 5\n", schema, "0.csv")
+    small(tmp_path, "y,x,l\n0,12.0,3.0 -4.0\n1,0.0,3.0\n0,1.5,3.0\n1,007.0,3.0 5.0\n", schema, "1.csv")
+    one, two = load(name="table", path=str(tmp_path / "?.csv"), schema=str(tmp_path / "s.yaml"))
+    pairs = list(zip(*(each.slice(0, 4).ids[:, 0].tolist() for each in (one, two)), strict=True))
+    assert [a == b for a, b in pairs] == [True, True, False, False] and len({a for a, _ in pairs}) == 4
+    assert lists_in(one, 0) == lists_in(two, 0) and len({each for ids in lists_in(one, 0) for each in ids}) == 3
+
+
+def test_a_column_of_lists_that_is_called_user_is_no_user(load: Load, tmp_path: Path) -> None:
+    text = "y,x,user\n" + "1,2,a|b\n0,3,b\n" * 2
+    data = load(**small(tmp_path, text, "columns: {y: label, x: categorical, user: multi}"), days=2)
+    assert data.meta["field_names"] == ["x", "user"] and data.user_field is None
+
+
+def test_no_weekday_is_made_of_the_number_of_a_day(load: Load, tmp_path: Path) -> None:
+    text = "y,x,d\n" + "".join(f"{i % 2},1,{20240301 + i // 4}\n" for i in range(8))
+    schema = "columns: {y: label, x: numeric, d: {kind: day, fields: [weekday]}}"
+    told = r"row 2: the column d is '20240301', not a date, of which weekday could be made \(.* says format: '%Y%m%d'\)"
+    with pytest.raises(DataError, match=told):
+        load(**small(tmp_path, text, schema))
+    dated = schema.replace("fields", "format: '%Y%m%d', fields")
+    assert whole(load(**small(tmp_path, text, dated))).ids[:, 0].tolist() == [4] * 4 + [5] * 4
 
 
 LABELS = [
@@ -506,6 +542,30 @@ def test_files_that_are_not_text_or_not_there(load: Load, tmp_path: Path) -> Non
     (tmp_path / "g.csv.gz").write_bytes(whole_file[: len(whole_file) // 2])
     with pytest.raises(DataError, match=r"g.csv.gz: the gzip data ends too early"):
         load(**{**options, "path": str(tmp_path / "g.csv.gz")})
+
+
+def test_types_of_parquet_that_only_a_schema_of_another_kind_can_read(load: Load, tmp_path: Path) -> None:
+    options = small(tmp_path, GOOD)
+    structs, times = [[{"a": 1}]] * 4, [datetime.time(3, minute) for minute in range(4)]
+    parquet(tmp_path / "t.parquet", {"y": [0, 1] * 2, "x": [1.0] * 4, "c": structs, "t": times})
+    for column, told in (
+        ("c: multi", r"the column c holds List\(Struct\(.*; type kind: ignore for it\.$"),
+        ("t: time", r"row 1: the column t is '03:00:00', not a time such as"),
+    ):
+        (tmp_path / "s.yaml").write_text(f"columns: {{y: label, x: numeric, {column}}}")
+        with pytest.raises(DataError, match=told):
+            load(**{**options, "path": str(tmp_path / "t.parquet")}, days=2)
+
+
+def test_a_dictionary_of_parquet_is_read_as_its_texts(load: Load, tmp_path: Path) -> None:
+    cells = ["1.5", "2", "", "1.5"]
+    columns = {"y": [0, 1, 0, 1], "x": pa.array(cells).dictionary_encode(), "c": pa.array(cells).dictionary_encode()}
+    parquet(tmp_path / "t.parquet", columns)
+    text = "y,x,c\n" + "".join(f"{i % 2},{cell},{cell}\n" for i, cell in enumerate(cells))
+    plain = load(**small(tmp_path, text), days=2)
+    found = load(name="table", path=str(tmp_path / "t.parquet"), schema=str(tmp_path / "s.yaml"), days=2)
+    assert whole(found).numeric.tolist() == whole(plain).numeric.tolist() == [[1.5], [2], [0], [1.5]]
+    assert whole(found).ids.tolist() == whole(plain).ids.tolist()
 
 
 def test_all_rows_of_one_day_are_refused_with_the_way_out(load: Load, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import lzma
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 import zstandard
 from hypothesis import given
@@ -110,6 +111,19 @@ def test_directories_globs_and_lists_are_in_natural_order(tmp_path: Path) -> Non
     assert [p.name for p in find(str(tmp_path), ["day_*"])] == names
     assert [p.name for p in find(str(tmp_path / "day_*"), [])] == names
     assert [p.name for p in find([str(tmp_path / n) for n in reversed(names)], [])] == names[::-1]
+
+
+def test_files_of_a_glob_over_folders_are_in_the_order_of_the_folders(tmp_path: Path) -> None:
+    memory, wanted = fsspec.filesystem("memory"), list[str]()
+    for day in (2, 10):
+        for part in (0, 1):
+            wanted.append(f"day={day}/part-{part}.csv")
+            memory.pipe(f"/clicks/{wanted[-1]}", b"x")
+            path = tmp_path / wanted[-1]
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+    assert [str(p) for p in find("memory://clicks/*/part-*.csv", [])] == [f"memory:///clicks/{each}" for each in wanted]
+    assert [str(p) for p in find(str(tmp_path / "day=*" / "part-*.csv"), [])] == [str(tmp_path / p) for p in wanted]
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

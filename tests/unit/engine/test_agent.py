@@ -193,6 +193,22 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
         agents.close()
 
 
+def test_why_data_cannot_be_written_on_a_host_is_told(tmp_path: Path) -> None:
+    path = prepare({**DATA, "cache": str(tmp_path / "own")})
+    (tmp_path / "file").touch()
+    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+    try:
+        agents.connect()
+        agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
+        lacking, cache = tmp_path / "elsewhere" / path.name, tmp_path / "file" / "cache"
+        link = agents.links["localhost"]
+        link.request("find", 20.0, path=str(lacking), fingerprint=fingerprint(path), cache=str(cache))
+        with pytest.raises(ClusterError, match=r"localhost: the data cannot be written to \S+/file/cache \(Not a dir"):
+            agents._send(link, path, lambda text, share: None)
+    finally:
+        agents.close()
+
+
 def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()

@@ -154,5 +154,5 @@ def test_twin_works_by_chunks_without_changing_bits(
     values = [np.ones(777, np.float32), np.ones(777, np.float32)]
     for value, kernels in zip(values, (native, twin), strict=True):
         block = DenseBlock(value, DenseSpec(777), OptimizerSpec("adam"), kernels=kernels)
-        block.apply(floats(rng, 777) * 0 + 2, 3.0, 3.0)
+        block.apply(floats(rng, 777) * 0 + 2, 3.0)
     same(*values)

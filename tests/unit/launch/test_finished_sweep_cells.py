@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.cache import data_fingerprint
-from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
+from gbactl.errors import ConfigError, DivergedError, GbactlError, Stopped, UsageError
 from gbactl.install import code_version
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
@@ -155,6 +155,20 @@ def test_runs_without_an_auc_end_no_sweep() -> None:
 
     run_hydra(["-m", *OFF, "mode=gba", "seed=1,2"], job)
     assert ran == [1, 2]
+
+
+def test_every_run_that_fails_is_told_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    def job(cfg: RunConfig, command: CommandLine) -> dict[str, Any]:
+        if cfg.seed != 2:
+            raise DivergedError(f"seed {cfg.seed} diverged")
+        return finish(cfg)
+
+    with pytest.raises(DivergedError, match="seed 1 diverged"):
+        run_hydra(["-m", *OFF, "mode=gba", "seed=1,2,3"], job)
+    assert capsys.readouterr().err.splitlines() == ["run 1 of 3: seed 1 diverged", "run 3 of 3: seed 3 diverged"]
+    with pytest.raises(ConfigError, match="cannot be shared"):
+        run_hydra(["-m", *OFF, "mode=gba", "cluster.workers=3,2"], job)
+    assert capsys.readouterr().err.startswith("run 1 of 2: train.global_batch=")
 
 
 def test_a_folder_of_own_files_may_be_named_between_overrides(here: Path) -> None:

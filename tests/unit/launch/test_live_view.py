@@ -41,6 +41,11 @@ def test_a_status_is_one_line() -> None:
     assert "loss" not in line({**FOUND, "loss": None, "auc": None})
 
 
+def test_an_evaluation_has_no_throughput() -> None:
+    found = {**FOUND, "eps": None}
+    assert "step 1,234, - samples/s, loss" in line(found) and "- now, 19,000 in this day" in drawn(found)
+
+
 def test_slowness_is_over_the_median_worker() -> None:
     assert slowness(FOUND) == {"W0": 1.0, "W1": 4.0, "W2": 1.0}
     assert slowness({"speeds": {"W0": 5.0}}) == slowness({}) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -10,13 +11,14 @@ import pytest
 
 from gbactl.config.validation import switched_config
 from gbactl.data.dataset import DAYS_BY_ROWS
-from gbactl.errors import ConfigError, EventLogError
+from gbactl.errors import ConfigError, DataError, EventLogError
 from gbactl.launch.hydra_config import compose
+from gbactl.launch.progress import ProgressDisplay, Terminal
 from gbactl.launch.training_run import train
 from gbactl.replay.replay_command import replay, run_and_show
 from gbactl.tracking.final_metrics import ORIGIN_RUN, SLOW_WORKER
 from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, PARENT, connect, tracking_uri
-from gbactl.tracking.run_description import CommandLine
+from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 SMALL = (
     "cluster=virtual", "data.days=2", "data.rows_per_day=8000", "data.max_cardinality=100", "data.numeric=2",
@@ -121,6 +123,23 @@ def test_days_by_row_count_and_a_model_that_cannot_be_replayed_are_told(
     assert f"  {DAYS_BY_ROWS}\n" in said and f"Warning: {warning}\n" in said
     with pytest.raises(EventLogError, match=re.escape(warning)):
         replay(tmp_path / "run")
+
+
+def test_an_error_in_the_data_leaves_the_terminal_its_cursor(tmp_path: Path) -> None:
+    out = io.StringIO()
+
+    class OnTerminal(ProgressDisplay):
+        def __init__(self, unit: str, place: SweepPlace | None = None) -> None:
+            super().__init__(unit, place)
+            self.console = Terminal(file=out, force_terminal=True)
+
+    (tmp_path / "t.csv").write_text("y,c\n" + "0,a\n" * 200)
+    (tmp_path / "s.yaml").write_text("columns: {y: label, c: categorical}")
+    data = ("data=table", f"data.path={tmp_path}/t.csv", f"data.schema={tmp_path}/s.yaml", "data.days=2")
+    with pytest.raises(DataError, match="All 200 rows have the label 0"):
+        train(compose([*data, "cluster=virtual", f"data.cache={tmp_path}/cache"]), display=OnTerminal)
+    assert "reading t.csv" in out.getvalue()
+    assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l"), "it is shown again"
 
 
 def test_a_model_that_ends_with_a_sigmoid_is_doubted_and_replayed(

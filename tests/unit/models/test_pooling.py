@@ -154,6 +154,23 @@ def test_a_trained_model_of_raw_fields_looks_up_and_pads_its_lists() -> None:
     torch.testing.assert_close(trained(numeric, torch.from_numpy(ids), jagged), wanted)
 
 
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([[0, 9], [8, 1]], r"^Field 1 has the id 9; its ids are from 0 to 6\.$"),
+        ([[0, 6], [-1, 1]], r"^Field 0 has the id -1; its ids are from 0 to 8\.$"),
+        ([[0], [1]], r"^The ids have the shape \[2, 1\]; the model needs \[samples, 2\]\.$"),
+    ],
+)
+def test_a_trained_model_takes_no_row_of_another_field(ids: list[list[int]], told: str) -> None:
+    schema = Schema(1, (9, 7))
+    model = build(ModelConfig("wide_deep", dim=WIDTH, hidden=[4]), 1, 2, 5)
+    trained = TrainedModel(model, FlatModel(model).initial(), torch.randn(schema.rows, WIDTH + 1), schema)
+    assert trained(torch.zeros(2, 1), torch.tensor([[0, 6], [8, 0]])).shape == (2,)
+    with pytest.raises(DataError, match=told):
+        trained(torch.zeros(2, 1), torch.tensor(ids))
+
+
 TABLES = Schema(1, (9, 7, 7, 9), (0, 1, 1, 0), (ListField(2), ListField(2)))
 NAMES = ["item", "tag", "tags", "seen"]
 

@@ -110,14 +110,17 @@ def test_a_seed_without_partner_is_not_in_a_mean_beside_a_difference() -> None:
     gba, sync = group(report, "gba"), group(report, "sync")
     assert (gba.n, gba.seeds, gba.difference.n) == (3, ("1", "2", "3"), 3)
     assert gba.stats["auc"].mean - sync.stats["auc"].mean == pytest.approx(gba.difference.mean)
-    assert report.notes == ("gba: 2 of 5 runs have no partner in sync (seed 9, 10) and are not in its line.",)
+    assert [(each.run.split()[0], each.reason) for each in report.left_out] == [
+        ("gba-s9", "no partner in sync (seed 9, 10)"), ("gba-s10", "no partner in sync (seed 9, 10)"),
+    ]  # fmt: skip
+    assert report.notes == ()
 
 
 def test_a_line_that_differs_in_no_key_that_it_has_is_named_by_its_mode() -> None:
     older = [run("gba", 1, 0.8), run("gba", 9, 0.8)]
     report = compare([*three()[:3], *older, *(run("gba", 1, 0.7, mode__iota=iota) for iota in "45")])
     assert sorted(each.key[1] for each in report.groups) == ["", "", "mode.iota=4", "mode.iota=5"]
-    assert "gba: 1 of 2 runs have no partner in sync (seed 9) and are not in its line." in report.notes
+    assert [(each.run, each.reason) for each in report.left_out] == [(older[1].label, "no partner in sync (seed 9)")]
 
 
 def test_a_baseline_of_which_a_line_has_a_part_is_told_for_that_part() -> None:
@@ -317,6 +320,16 @@ def test_different_long_values_stay_different() -> None:
     first, second = (str([{"kind": "trace", "points": [[0, 1]] * 99 + [[n, 1]]}]) for n in (1, 2))
     assert short(first) != short(second) and len(short(first)) <= LONGEST
     assert short("[64, 32]") == "[64,32]"
+
+
+def test_long_numbers_are_rounded_where_they_still_differ() -> None:
+    def labels(*rates: str) -> list[str]:
+        report = compare([run("gba", 1, 0.8, optim__lr=rate) for rate in rates])
+        return [each.key[1] for each in report.groups]
+
+    assert labels("0.0012520612373289", "0.001") == ["optim.lr=0.001", "optim.lr=0.001252"]
+    alike = ["0.0012520612373289", "0.0012520712373289"]
+    assert labels(*alike) == [f"optim.lr={rate}" for rate in alike]
 
 
 def test_several_keys_compare_within_the_others() -> None:

@@ -112,13 +112,13 @@ def test_lists_of_one_value_give_the_bits_of_columns(tmp_path: Path, pooling: st
     """A field whose lists are always empty is a vector of zeros: a column of ids of which the others know nothing."""
     given = {**small_data.options(1500), "cache": str(tmp_path / "cache")}
     dataset, cfg = open_dataset(prepare(given)), shuffled(config("sync", hard=False), given)
-    lists = as_lists(dataset, 2, pooling)
-    alone = as_lists(dataset, dataset.schema.columns, pooling)
-    results = [virtual(cfg, each, tmp_path / str(number)) for number, each in enumerate((lists, alone))]
-    assert {name: results[0][name] for name in ("auc", "logloss", "global_step")} == {
-        name: results[1][name] for name in ("auc", "logloss", "global_step")
-    }
-    assert model(results[0]) == model(results[1])
+    first, *others = (
+        virtual(cfg, as_lists(dataset, columns, pooling), tmp_path / str(columns))
+        for columns in (dataset.schema.columns, 2, 0)
+    )
+    for each in others:
+        assert all(each[name] == first[name] for name in ("auc", "logloss", "global_step"))
+        assert model(each) == model(first)
 
 
 def test_lists_are_learned_from(options: dict[str, Any], tmp_path: Path) -> None:

@@ -225,6 +225,16 @@ def test_evaluations_within_a_day_are_points_of_its_curve(four_days: Path, tmp_p
         assert model(result) == model(plain) and result["global_step"] == plain["global_step"]
 
 
+@pytest.mark.parametrize("mode", ["async", "shadow_easgd"])
+def test_an_evaluation_within_a_day_waits_for_every_gradient(four_days: Path, tmp_path: Path, mode: str) -> None:
+    """Only a switch gives up after its deadline what is in flight."""
+    cfg = config(mode)
+    cfg.train.eval_every, cfg.switch.drain_seconds = 200, 0.0
+    result = run(cfg, four_days, tmp_path)
+    adds_up(result, 2400)
+    assert len(result["phases"]) >= 12 and result["samples"]["decayed"] == 0
+
+
 @pytest.mark.parametrize("mode", ["sync", "async", "hop_bs", "shadow_ma"])
 def test_every_mode_has_curves_of_loss_and_progressive_auc(data: Path, tmp_path: Path, mode: str) -> None:
     result = run(config(mode, global_batch=32, local_batch=8), data, tmp_path)

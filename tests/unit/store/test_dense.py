@@ -57,7 +57,7 @@ def test_parts_are_summed_in_order(kernels: Kernels, count: int) -> None:
         total = total + gradient * np.float32(weight)
     blocks = [DenseBlock(start.copy(), SPEC, optimizer("adam"), kernels=kernels) for _ in range(2)]
     blocks[0].apply_parts(parts, 3.0, 2.0)
-    blocks[1].apply(total, 3.0, 2.0)
+    blocks[1].apply_parts([(total, 1.0)], 3.0, 2.0)
     np.testing.assert_array_equal(blocks[0].value, blocks[1].value)
 
 
@@ -75,13 +75,13 @@ def test_state_moves_to_another_block(kernels: Kernels) -> None:
     one = DenseBlock(vector(rng), SPEC, optimizer("adam"), kernels=kernels)
     other = DenseBlock(vector(rng), SPEC, optimizer("adam"), kernels=kernels)
     for _ in range(3):
-        one.apply(vector(rng), 2.0, 2.0)
+        one.apply(vector(rng), 2.0)
     state = one.state()
     other.load_state(state)
     gradient = vector(rng)
-    one.apply(gradient, 2.0, 2.0)
+    one.apply(gradient, 2.0)
     assert not np.array_equal(state["value"], one.value)  # a copy
-    other.apply(gradient, 2.0, 2.0)
+    other.apply(gradient, 2.0)
     np.testing.assert_array_equal(one.value, other.value)
     assert one.step == other.step == 4
 
@@ -99,9 +99,9 @@ def test_a_state_of_another_kind_is_refused(kernels: Kernels) -> None:
 def test_a_step_that_cannot_be_changes_nothing(kernels: Kernels, arguments: tuple[float, float]) -> None:
     block = DenseBlock(aligned_zeros((P + Q,)), SPEC, optimizer("adam"), kernels=kernels)
     with pytest.raises(ValueError, match="positive"):
-        block.apply(np.ones(P + Q, np.float32), *arguments)
+        block.apply_parts([(np.ones(P + Q, np.float32), 1.0)], *arguments)
     with pytest.raises(ValueError, match="shape"):
-        block.apply(np.ones(P, np.float32), 1.0, 1.0)
+        block.apply(np.ones(P, np.float32), 1.0)
     assert block.step == 0
     assert not block.value.any()
 

@@ -42,7 +42,7 @@ def test_dense_steps_are_torchs(kernels: Kernels, name: str, decay: float) -> No
     ours, theirs = DenseBlock(value, DenseSpec(len(value)), spec, kernels=kernels), torch_optimizer(spec, other)
     for _ in range(20):
         grad = rng.standard_normal(701).astype(F)
-        ours.apply(grad, 1.0, 1.0)
+        ours.apply(grad, 1.0)
         other.grad = torch.from_numpy(grad)
         theirs.step()
     np.testing.assert_allclose(value, other.numpy(), rtol=2e-5, atol=2e-6)
@@ -80,7 +80,7 @@ def test_rowwise_adagrad_is_adagrad_for_the_dense_block(kernels: Kernels) -> Non
     values = [np.ones(9, F), np.ones(9, F)]
     for value, name in zip(values, ["rowwise_adagrad", "adagrad"], strict=True):
         DenseBlock(value, DenseSpec(len(value)), OptimizerSpec(name, initial_accumulator=0.2), kernels=kernels).apply(
-            np.arange(9, dtype=F), 1.0, 1.0
+            np.arange(9, dtype=F), 1.0
         )
     np.testing.assert_array_equal(*values)
 
@@ -156,7 +156,7 @@ def test_golden_steps(kernels: Kernels, name: str) -> None:
     table = RowBlock(rows, spec, kernels, decay=case["decay"])
     seen = []
     for gradient in case["gradients"]:
-        vector.apply(np.array([gradient], F), 1.0, 1.0)
+        vector.apply(np.array([gradient], F), 1.0)
         table.apply([(np.zeros(1, np.int32), np.full((1, 2), gradient, F), 1.0)], 1.0, 1.0)
         assert rows[0].tolist() == [dense[0]] * 2
         seen.append(float(dense[0]))
@@ -174,7 +174,7 @@ def test_a_reset_begins_anew_from_the_same_values(name: str) -> None:
 
     def step(rows: RowBlock, dense: DenseBlock) -> None:
         rows.apply([(np.array([0, 2], np.int32), np.full((2, 2), 0.3, np.float32), 1.0)], 1.0, 1.0)
-        dense.apply(np.full(4, 0.3, np.float32), 1.0, 1.0)
+        dense.apply(np.full(4, 0.3, np.float32), 1.0)
 
     step(rows, dense)
     rows.reset_optimizer()

@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 
 import gbactl
-from gbactl.errors import TrackingError
+from gbactl.errors import TrackingError, UsageError
+from gbactl.launch.run_dir import find
 from gbactl.tracking.mlflow_connection import (
     NOTE,
     artifact_root,
     connect,
     ensure_store,
     experiment_id,
+    read_runs,
     sqlite_path,
     tracking_uri,
 )
+from tests.support.sockets import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +70,15 @@ def test_connecting_does_not_create_a_store(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="does not exist"):
         connect(tracking_uri())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(TrackingError, match=f"The tracking store {uri} cannot be opened: API request to "):
+        read_runs(uri, ["gbactl"], [])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(UsageError, match="There is no run 4f1c"):
+        find("4f1c")
 
 
 def test_an_experiment_s_description_links_to_the_published_documentation(

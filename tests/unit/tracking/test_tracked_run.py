@@ -164,6 +164,19 @@ def test_a_store_that_goes_away_loses_nothing(tmp_path: Path) -> None:
     assert send_backlog(tmp_path, sender=store, uri="http://x") is None
 
 
+def test_a_run_that_is_sent_later_has_its_id_in_the_store_in_its_result(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.broken = True
+    run = start(tmp_path, store)
+    local = run.run_id
+    (tmp_path / "result.json").write_text(json.dumps({"status": "KILLED", "run_id": local}))
+    assert run.finish("KILLED") is not None
+    store.broken = False
+    assert send_backlog(tmp_path, uri="http://x", sender=store) is not None
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found == {"status": "KILLED", "run_id": store.run_id} and store.run_id != local
+
+
 def test_a_store_that_comes_back_gets_the_rest_in_the_same_run(tmp_path: Path) -> None:
     store, said = MemoryStore(), []
     store.broken = True

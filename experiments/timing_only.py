@@ -18,7 +18,6 @@ import virtual_run  # a script in the same folder, not a package
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split
 from gbactl.simulation.simulated_run import ZeroComputeCluster
-from gbactl.wire.messages import Event
 
 EVERY = 0.002  # virtual seconds between two samplings
 STEADY = 0.25  # share of the samples before the steady part
@@ -33,11 +32,11 @@ class Again(Split):
 
     @property
     def rows(self) -> int:
-        """See Split.rows."""
+        """Number of samples, with the repeated ones."""
         return self.samples
 
     def slice(self, lo: int, hi: int) -> Batch:
-        """See Split.slice. A range that would cross the end of `whole` starts at its beginning instead."""
+        """Return a range as a batch; one that would cross the end of `whole` starts at its beginning instead."""
         size = hi - lo
         first = lo % len(self.whole)
         first = first if first + size <= len(self.whole) else 0
@@ -98,11 +97,9 @@ class Watch:
 
 def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
     """Timing results of a training of `cfg`; its event log is left in `folder`. Raises GbactlError."""
-    events: list[Event] = []
-    cluster = ZeroComputeCluster(cfg, dataset, folder, events.append)
+    cluster = ZeroComputeCluster(cfg, dataset, folder)
     watch = Watch(cluster)
-    cluster.run()
-    [result] = [event.fields for event in events if event.name == "result"]
+    result = cluster.run()
     replicas = result.get("replicas", {})
     own = {key: replicas[key] for key in OF_REPLICAS if key in replicas}
     told = {**watch.told(), "phase_eps": result["eps"], "samples": result["samples"]}

@@ -10,8 +10,7 @@ from gbactl.config import RunConfig
 from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.launch.hydra_config import compose
-from gbactl.simulation.simulated_run import VirtualCluster
-from gbactl.wire.messages import Event
+from gbactl.simulation.simulated_run import run_virtual
 
 
 def begun(overrides: Sequence[str], folder: Path) -> tuple[RunConfig, Dataset]:
@@ -20,23 +19,6 @@ def begun(overrides: Sequence[str], folder: Path) -> tuple[RunConfig, Dataset]:
     return cfg, open_dataset(prepare(cfg.data))
 
 
-def trained(
-    cfg: RunConfig, dataset: Dataset, folder: Path, kind: type[VirtualCluster] = VirtualCluster
-) -> tuple[dict[str, Any], VirtualCluster]:
-    """Train on a cluster of some kind; return the result and the cluster. Raises GbactlError."""
-    import torch
-
-    from gbactl.kernels.native import flushed
-
-    torch.set_num_threads(cfg.threads)
-    events: list[Event] = []
-    with flushed():
-        cluster = kind(cfg, dataset, folder, events.append)
-        cluster.run()
-    [result] = [event.fields for event in events if event.name == "result"]
-    return result, cluster
-
-
 def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a cell; return its result."""
-    return trained(*begun(overrides, folder), folder)[0]
+    return run_virtual(*begun(overrides, folder), folder)

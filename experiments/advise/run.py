@@ -66,12 +66,12 @@ def settings(sparse: bool) -> list[Setting]:
 
 def command(arguments: Sequence[str]) -> tuple[str, float, float]:
     """Run a gbactl command; return its output, its seconds, and the cores that others used. Raises SystemExit."""
-    began, before, own = time.monotonic(), machine_cpu() or 0.0, _own()
+    began, before, own = time.monotonic(), machine_cpu(), _own()
     done = subprocess.run([sys.executable, "-m", "gbactl", *arguments], capture_output=True, text=True, check=False)
     seconds = time.monotonic() - began
     if done.returncode:
         raise SystemExit(f"gbactl {' '.join(arguments)}\nfailed: {(done.stderr.strip() or 'no output')[-500:]}")
-    others = ((machine_cpu() or 0.0) - before - (_own() - own)) / seconds
+    others = (machine_cpu() - before - (_own() - own)) / seconds
     return done.stdout, seconds, max(0.0, others)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from report_tables import written
+from report_tables import markdown, written  # a script of the parent folder, not a package
 
 from gbactl.advise.advice import Advice, advice_of
 from gbactl.advise.simulation_jobs import Outcome, SimulationSeconds
@@ -49,7 +49,9 @@ def judged(advice: Mapping[str, Any], found: Advice) -> tuple[str, bool]:
     return f"named {named.mode}, with {share:.2f} of the EPS of the best, {top}", right
 
 
-def line(mode: str, told: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[str, Any]]], found: Advice) -> str:
+def line(
+    mode: str, told: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping[str, Any]]], found: Advice
+) -> list[str]:
     """Line of the table: predicted and measured EPS, rates beside sync, and differences in AUC."""
     ours, theirs = runs[mode], runs[SYNC]
     eps = [run["rounds"][-1]["eps"] for run in ours]
@@ -59,12 +61,11 @@ def line(mode: str, told: Mapping[str, Any], runs: Mapping[str, Sequence[Mapping
     rate = paired_ratio([(b["rounds"][-1]["eps"], a["rounds"][-1]["eps"]) for a, b in zip(ours, theirs, strict=True)])
     difference = paired([(b["auc"], a["auc"]) for a, b in zip(ours, theirs, strict=True)])
     assert rate is not None and difference is not None
-    cells = [
+    return [
         mode, f"{told['eps']:,.0f}", f"{fmean(eps):,.0f}", f"{told['eps_ratio']:.2f}",
         "-" if mode == SYNC else written(rate, 2), predicted, "-" if mode == SYNC else written(difference, 5, "+"),
         told["verdict"] or "-", found.for_mode(mode).auc or "-", f"{fmean(run['others'] for run in ours):.2f}",
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
 
 
 HEAD = (
@@ -87,7 +88,7 @@ def section(done: Mapping[str, Any]) -> tuple[str, bool]:
         f"## {setting.name}", "",
         f"Overrides: `{' '.join((*setting.machine, *setting.load))}`.", "",
         f"> {advice['sentence']}", "",
-        f"| {' | '.join(HEAD)} |", f"|---|{'---:|' * (len(HEAD) - 1)}", *lines, "",
+        markdown(HEAD, lines).rstrip(), "",
         *([f"Diverged, in the advice or in truth: {', '.join(lost)}.", ""] if lost else []),
         f"In truth: {verdict}: {'right' if right else 'wrong'}.",
         f"The advice took {advice['seconds']:.0f} s (others used {advice['others']:.2f} cores meanwhile): "

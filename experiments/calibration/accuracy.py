@@ -6,8 +6,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from report_tables import markdown  # a script of the parent folder, not a package
+
 FITTED = (2, 4)
 TARGET = 10.0
+HEADS = ("mode", "workers", "fitted on", "n", "local EPS", "predicted EPS", "error", "others' cores")
 Record = dict[str, Any]
 
 
@@ -23,19 +26,18 @@ def error(predicted: Record, seen: Sequence[Record]) -> float:
 
 def table(local: Sequence[Record], virtual: Sequence[Record]) -> str:
     """Table with a line for every mode and number of workers, those not fitted on last."""
-    rows = ["| mode | workers | fitted on | n | local EPS | predicted EPS | error | others' cores |"]
-    rows.append("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
+    rows = []
     for predicted, seen in sorted(lines(local, virtual), key=lambda line: line[0]["workers"]):
         eps = [o["phase_eps"] for o in seen]
         spread = f" +-{statistics.stdev(eps):,.0f}" if len(eps) > 1 else ""
         others = statistics.mean(o["others"] for o in seen)
         fitted = "yes" if predicted["workers"] in FITTED else "no"
-        rows.append(
-            f"| {predicted['mode']} | {predicted['workers']} | {fitted} | {len(eps)} | "
-            f"{statistics.mean(eps):,.0f}{spread} | {predicted['phase_eps']:,.0f} | {error(predicted, seen):+.1f} % | "
-            f"{others:.2f} |"
-        )
-    return "\n".join(rows)
+        rows.append([
+            predicted["mode"], str(predicted["workers"]), fitted, str(len(eps)),
+            f"{statistics.mean(eps):,.0f}{spread}", f"{predicted['phase_eps']:,.0f}",
+            f"{error(predicted, seen):+.1f} %", f"{others:.2f}",
+        ])  # fmt: skip
+    return markdown(HEADS, rows, names=(0, 2)).rstrip()
 
 
 def verdict(local: Sequence[Record], virtual: Sequence[Record]) -> str:

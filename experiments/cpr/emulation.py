@@ -27,9 +27,7 @@ class EmulationResult:
     spent: CostSeconds
 
 
-def by_distribution(
-    costs: JobCosts, seed: int, distribution: str = "exponential", shape: float | None = None
-) -> FaultInjector:
+def by_distribution(costs: JobCosts, seed: int, distribution: str, shape: float | None = None) -> FaultInjector:
     """Build an injector of single server failures with the mean time between failures of `costs`."""
     plan = {
         "kind": "kill", "servers": "all", "mtbf": costs.between_failures, "distribution": distribution, "shape": shape,

@@ -1,18 +1,16 @@
 """Overhead equations against emulated jobs without training (study 2), and for other settings (study 5).
 
-    .venv/bin/python experiments/cpr/equations.py [--failures 10000] [--jobs 2000]     # prints both tables
-
-Costs 20 seconds. Seeded: the same tables every time.
+Costs 20 seconds. Seeded: the same tables every time. Part of write_cpr.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from emulation import EmulationResult, emulate  # a script of this folder, not a package
+from emulation import EmulationResult, emulate  # scripts of this folder and its parent, not packages
+from report_tables import markdown
 
 from gbactl.checkpoint.costs_and_interval import JobCosts, SaveSchedule, costs_of, estimate
 from gbactl.config import CheckpointConfig
@@ -79,16 +77,15 @@ def ratio(found: float, expected: float) -> str:
     return f"**{text}**" if abs(found / expected - 1) <= WITHIN else text
 
 
-def against(failures: int = FAILURES, jobs: int = JOBS) -> str:
+def against(failures: int, jobs: int) -> str:
     """Table of study 2: a line for each variant and distribution."""
-    heads = ("expected %", "of the job %", "/ expected", "of the clock %", "/ expected", "PLS expected", "emulated",
-             "/ expected", "56 h: overhead %", "56 h: PLS")  # fmt: skip
-    lines = [f"| variant, failures | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    heads = ("variant, failures", "expected %", "of the job %", "/ expected", "of the clock %", "/ expected",
+             "PLS expected", "emulated", "/ expected", "56 h: overhead %", "56 h: PLS")  # fmt: skip
+    rows = []
     for distribution, shape in DISTRIBUTIONS:
         for setting in VARIANTS:
             name = f"{setting.name}, {distribution}" + ("" if shape is None else f" {shape:g}")
-            cells = _line(setting, distribution, shape, failures, jobs)
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+            rows.append([name, *_line(setting, distribution, shape, failures, jobs)])
     notes = (
         f"one job of {failures:,} failures; 56 h: the mean of {jobs:,} jobs of the reference length.",
         "of the job: by the time that its training takes; of the clock: by all of its time. The equations are of the "
@@ -96,7 +93,7 @@ def against(failures: int = FAILURES, jobs: int = JOBS) -> str:
         "A job of 56 h has 3.57 intervals of cpr: it saves 3 times, and the last piece of an interval loses less.",
         f"bold: within {100 * WITHIN:g} %.",
     )
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+    return markdown(heads, rows, *notes)
 
 
 def _line(setting: Setting, distribution: str, shape: float | None, failures: int, jobs: int) -> list[str]:
@@ -128,37 +125,23 @@ def others() -> Iterator[tuple[str, JobCosts, float]]:
         yield f"PLS {target:g}", REFERENCE, target
 
 
-def sensitivity(failures: int = FAILURES // 5) -> str:
+def sensitivity(failures: int) -> str:
     """Table of study 5: a line for each setting, with one long emulated job for comparison."""
-    heads = ("full: T_s h", "full %", "emulated %", "partial: T_s h", "partial %", "emulated %", "PLS emulated",
-             "full / partial", "chosen")  # fmt: skip
-    lines = [f"| setting | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    heads = ("setting", "full: T_s h", "full %", "emulated %", "partial: T_s h", "partial %", "emulated %",
+             "PLS emulated", "full / partial", "chosen")  # fmt: skip
+    rows = []
     for name, costs, target in others():
         found = estimate("cpr", costs, target)
         whole = Setting(name, "full", costs, target).long(failures).emulated(2)
         part = Setting(name, "cpr", costs, target).long(failures).emulated(2)
-        lines.append(
-            f"| {name} | {found.full_interval / 3600:.2f} | {100 * found.full_overhead:.2f} "
-            f"| {100 * whole.overhead:.2f} | {found.partial_interval / 3600:.2f} | {100 * found.partial_overhead:.2f} "
-            f"| {100 * part.overhead:.2f} | {part.pls:.4f} | {found.full_overhead / found.partial_overhead:.1f} "
-            f"| {found.recovery} |"
-        )
+        rows.append([
+            name, f"{found.full_interval / 3600:.2f}", f"{100 * found.full_overhead:.2f}",
+            f"{100 * whole.overhead:.2f}", f"{found.partial_interval / 3600:.2f}",
+            f"{100 * found.partial_overhead:.2f}", f"{100 * part.overhead:.2f}", f"{part.pls:.4f}",
+            f"{found.full_overhead / found.partial_overhead:.1f}", found.recovery,
+        ])  # fmt: skip
     notes = (
         "O_s 5.4 min, O_l 2 min, O_r 1 min, T_f 28 h, N 8, PLS .035: the reference; each line changes one of them.",
         f"emulated: one job of {failures:,} failures, overhead as a share of the time that its training takes.",
     )
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--failures", type=int, default=FAILURES, help="in the one long job of a line")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="of the reference length, for a line")
-    given = parser.parse_args()
-    print(against(given.failures, given.jobs))
-    print(sensitivity(max(1, given.failures // 5)))
-
-
-if __name__ == "__main__":
-    main()
+    return markdown(heads, rows, *notes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from links import Link  # a script in the same folder, not a package
+from report_tables import markdown  # a script of the parent folder
 
 CLASSES = ("dense", "rows", "ids", "control")
 RELAYED = ("cpu_seconds", "late", "frames", "dropped")
@@ -75,27 +76,28 @@ def told(line: dict[str, Any]) -> str:
     return f"{line['bandwidth_gbit']:.3g} Gbit/s, {line['latency_us']:,.0f} us"
 
 
-def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> list[str]:
-    """Lines on the best that the machine and the relay can do."""
+def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> str:
+    """List of the best that the machine and the relay can do."""
     more = relayed["latency_us"] - own["latency_us"]
-    return [
+    return "\n".join([
         f"- Between two namespaces, nothing limited: {told(own)} one way.",
         f"- With a relay that lets nothing wait: {told(relayed)}, of which {more:,.0f} us are the relay's. No link",
         "  with a delay is faster, whatever `tc` allows. Frames wait for the delay asked for, less what this takes.",
         f"- {relayed['dropped']:.0f} of {relayed['frames']:,.0f} frames dropped.",
-    ]
+    ])  # fmt: skip
 
 
-def measured(rows: Sequence[Row]) -> Iterator[str]:
+def measured(rows: Sequence[Row]) -> str:
     """Table of EPS on every link, and the prediction's error."""
-    head = ("link", "delay, ms", "as measured", "mode", "EPS (least - most)", "predicted", "error")
-    yield f"| {' | '.join(head)} | without the relay's share | relay: of a core, late, dropped |"
-    yield "|---|---:|---|---|---:|---:|---:|---:|---|"
-    for row in rows:
-        yield (
-            f"| {row.link.rate} | {row.link.delay:g} | {told(row.line)} | `{row.mode}` | {row.eps:,.0f} ({row.spread}) "
-            f"| {row.foreseen:,.0f} | {row.error:+.0f} % | {_less(row)} | {row.relay} |"
-        )
+    heads = (
+        "link", "delay, ms", "as measured", "mode", "EPS (least - most)", "predicted", "error",
+        "without the relay's share", "relay: of a core, late, dropped",
+    )  # fmt: skip
+    cells = ([
+        row.link.rate, f"{row.link.delay:g}", told(row.line), f"`{row.mode}`", f"{row.eps:,.0f} ({row.spread})",
+        f"{row.foreseen:,.0f}", f"{row.error:+.0f} %", _less(row), row.relay,
+    ] for row in rows)  # fmt: skip
+    return markdown(heads, cells, names=(0, 2, 3, 8))
 
 
 def _less(row: Row) -> str:
@@ -114,13 +116,14 @@ def kept_promise(rows: Sequence[Row]) -> str:
     )
 
 
-def paying(rows: Sequence[Row]) -> Iterator[str]:
+def paying(rows: Sequence[Row]) -> str:
     """Table of the fastest mode on every link, measured and predicted, in EPS of sync."""
-    yield "| link | delay, ms | fastest mode | times sync | foreseen: fastest | times sync |"
-    yield "|---|---:|---|---:|---|---:|"
-    for link, those in groupby(rows, key=lambda row: row.link):
-        found, foreseen = _fastest({row.mode: (row.eps, row.foreseen) for row in those})
-        yield f"| {link.rate} | {link.delay:g} | {found} | {foreseen} |"
+    heads = ("link", "delay, ms", "fastest mode", "times sync", "foreseen: fastest", "times sync")
+    cells = (
+        [link.rate, f"{link.delay:g}", *_fastest({row.mode: (row.eps, row.foreseen) for row in those})]
+        for link, those in groupby(rows, key=lambda row: row.link)
+    )
+    return markdown(heads, cells, names=(0, 2, 4))
 
 
 def _fastest(modes: dict[str, tuple[float, float]]) -> list[str]:
@@ -128,15 +131,16 @@ def _fastest(modes: dict[str, tuple[float, float]]) -> list[str]:
     for which in (0, 1):
         best = max(modes, key=lambda mode: modes[mode][which])
         ratio = f"{modes[best][which] / modes['sync'][which]:.2f}" if "sync" in modes else "-"
-        cells.append(f"`{best}` | {ratio}")
+        cells += [f"`{best}`", ratio]
     return cells
 
 
-def weights(rows: Sequence[Row]) -> Iterator[str]:
+def weights(rows: Sequence[Row]) -> str:
     """Table of kilobytes sent a step, by class."""
-    yield f"| mode | `transport.wire_dtype` | {' | '.join(f'{name}, kB' for name in CLASSES)} | all, kB | EPS |"
-    yield f"|---|---|{'---:|' * (len(CLASSES) + 2)}"
+    heads = ("mode", "`transport.wire_dtype`", *(f"{name}, kB" for name in (*CLASSES, "all")), "EPS")
+    cells = []
     for row in rows:
         sent = row.trained[0]["bytes_per_step"]
-        cells = [f"{sent[name] / 1e3:,.1f}" for name in CLASSES]
-        yield f"| `{row.mode}` | {row.wire} | {' | '.join(cells)} | {sum(sent.values()) / 1e3:,.1f} | {row.eps:,.0f} |"
+        kilobytes = [f"{each / 1e3:,.1f}" for each in (*(sent[name] for name in CLASSES), sum(sent.values()))]
+        cells.append([f"`{row.mode}`", row.wire, *kilobytes, f"{row.eps:,.0f}"])
+    return markdown(heads, cells, names=(0, 1))

@@ -16,22 +16,20 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import networks  # scripts in the same folder, not a package
-import result_tables
-from links import Kept, Link, Training, links, waiting
-from networks import NAMES, ROOT, Network
-
-sys.path.append(str(ROOT / "experiments"))
-
-import study
-
-from tests.support.netns import obstacle
-
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+import networks  # noqa: E402  (scripts in the same folder, not a package)
+import result_tables  # noqa: E402
+import study  # noqa: E402  (a script of the parent folder)
+from links import Kept, Link, Training, links, waiting  # noqa: E402
+from networks import NAMES, ROOT, Network  # noqa: E402
+
+from tests.support.netns import obstacle  # noqa: E402
+
 FOLDER = ROOT / "runs" / "studies" / "hosts"
 MODES = "sync,async,gba,shadow_ma"
 
@@ -54,7 +52,7 @@ class Study:
             self.own = self.kept.get("own", at.line)
         with Network(anything, 0.0) as at:
             self.relayed = self.kept.get("relay", at.line)
-        networks.say("\n".join(result_tables.ceiling(self.own, self.relayed)))
+        networks.say(result_tables.ceiling(self.own, self.relayed))
 
     def at(self, link: Link) -> None:
         """Measure every mode on one link."""
@@ -82,15 +80,15 @@ class Study:
     def text(self) -> str:
         """Text of results.md."""
         head = f"Written by experiments/hosts/run.py; {self.repeat} seeds, code version {self.kept.version}."
-        weights = result_tables.weights(self.narrow_rows) if self.narrow_rows else ("Not measured yet.",)
-        parts: Sequence[tuple[str, Iterable[str]]] = (
-            ("The ceiling", result_tables.ceiling(self.own, self.relayed)),
-            ("EPS and its prediction", [*result_tables.measured(self.rows), "", result_tables.kept_promise(self.rows)]),
-            ("Which mode pays on which network", result_tables.paying(self.rows)),
-            (f"Bytes a step: {self.narrow.rate}, {self.narrow.delay:g} ms", weights),
-        )
-        sections = [line for title, lines in parts for line in ("", f"## {title}", "", *lines)]
-        return "\n".join(["# Results", "", head, *sections, ""])
+        weights = result_tables.weights(self.narrow_rows) if self.narrow_rows else "Not measured yet."
+        parts = {
+            "The ceiling": result_tables.ceiling(self.own, self.relayed),
+            "EPS and its prediction": result_tables.measured(self.rows) + result_tables.kept_promise(self.rows),
+            "Which mode pays on which network": result_tables.paying(self.rows),
+            f"Bytes a step: {self.narrow.rate}, {self.narrow.delay:g} ms": weights,
+        }
+        sections = [f"## {title}\n\n{text.rstrip()}\n" for title, text in parts.items()]
+        return "\n".join([f"# Results\n\n{head}\n", *sections])
 
 
 def _given() -> argparse.Namespace:

@@ -18,8 +18,9 @@ import virtual_run  # a script of the parent folder, not a package
 
 from gbactl.coordinator.statistics import NORMS_FILE
 from gbactl.kernels.base import Floats
+from gbactl.kernels.native import flushed
 from gbactl.models import build
-from gbactl.models.gradient_computer import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer, torch_threads
 from gbactl.simulation.gradient_compute import SharedCompute
 from gbactl.simulation.simulated_run import VirtualCluster
 from gbactl.worker.loop import dropout_key
@@ -49,7 +50,7 @@ class ComparingCompute(SharedCompute):
         self._count = 0
 
     def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
-        """See SharedCompute.gradient."""
+        """Compute a gradient, and compare every EVERY-th one with that of the present parameters."""
         sums = super().gradient(item, out)
         self._count += 1
         if self._count % EVERY == 0:
@@ -126,6 +127,7 @@ def norms(path: Path) -> dict[str, Any]:
 def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a cell; return its result."""
     cfg, dataset = virtual_run.begun(overrides, folder)
-    result, cluster = virtual_run.trained(cfg, dataset, folder, ComparingCluster)
-    assert isinstance(cluster, ComparingCluster)
+    with flushed(), torch_threads(cfg.threads):
+        cluster = ComparingCluster(cfg, dataset, folder)
+        result = cluster.run()
     return {**result, "stale": _summed_up(cluster.compute.found), "norms": norms(folder / NORMS_FILE)}

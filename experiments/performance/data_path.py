@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 from process_group import one_thread_each
 
-WARM_UP = 10
-
 
 def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> float:
     """Samples per second over day 0, repeated from its start when it ends."""
+    from plain_loop import samples_per_second
+
     from gbactl.data.dataset import open_dataset
     from gbactl.launch.hydra_config import compose
     from gbactl.wire.messages import BeginPhase, Granted
@@ -36,13 +35,7 @@ def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> f
         data, _ = source.prepare(Granted(1, i, 0, i * batch % (rows - batch + 1), batch, 0, 1.0, 1.0))
         np.array(data.numeric), np.array(data.labels, np.float32)
 
-    for i in range(WARM_UP):
-        prepare(i)
-    began, i = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        prepare(i)
-        i += 1
-    return i * batch / (time.perf_counter() - began)
+    return samples_per_second(prepare, batch, seconds)
 
 
 def main() -> None:

@@ -29,12 +29,13 @@ from gbactl.store.shard_rows import RowBlock
 BATCH, FIELDS, DENSE = 512, 26, 493_000
 IDS = BATCH * FIELDS
 LINES, WIDTH = ("pull (gather)", "aggregate + adagrad", "aggregate + adam"), 17  # cases of `make bench`
+EXPONENT = 1.05
 Case = Callable[[Any], object]
 
 
-def zipf(rng: np.random.Generator, rows: int, count: int, exponent: float = 1.05) -> Any:
+def zipf(rng: np.random.Generator, rows: int, count: int) -> Any:
     """Draw bounded Zipf ranks by the inverse of the continuous law, scattered over the table."""
-    power = 1 - exponent
+    power = 1 - EXPONENT
     ranks = (((rows**power - 1) * rng.random(count) + 1) ** (1 / power)).astype(np.int64)
     return (ranks * 2_654_435_761 % rows).astype(np.int32)
 

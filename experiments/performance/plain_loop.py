@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,20 @@ def prepared(overrides: list[str]) -> str:
     from gbactl.data.cache import prepare
 
     return str(prepare(compose(overrides).data, None))
+
+
+def samples_per_second(
+    step: Callable[[int], object], batch: int, seconds: float, ready: Callable[[], object] = lambda: None
+) -> float:
+    """Measure a step that takes its number, after a warm-up; `ready` waits for other processes before that begins."""
+    for i in range(WARM_UP):
+        step(i)
+    ready()
+    began, i = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        step(i)
+        i += 1
+    return i * batch / (time.perf_counter() - began)
 
 
 @dataclass

@@ -67,7 +67,7 @@ class Sampler:
         while not self._stop.wait(EVERY_SECONDS):
             size = log.stat().st_size if log.exists() else 0
             if size:
-                self.samples.append(Sample(time.monotonic(), cpu_by_role(self.run_dir), size, machine_cpu() or 0.0))
+                self.samples.append(Sample(time.monotonic(), cpu_by_role(self.run_dir), size, machine_cpu()))
 
 
 def gradients_in(log: bytes, scratch: Path) -> int:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from gbactl.data.synthetic import SMALLEST, Synthetic
 
-FLOAT = 4
+FLOAT, FIELDS = 4, 26
 
 
-def table_rows(cardinality: int, fields: int = 26) -> int:
+def table_rows(cardinality: int) -> int:
     """Rows of the fused table of data.max_cardinality=CARDINALITY."""
-    return sum(Synthetic(max_cardinality=cardinality, fields=fields).cardinalities)
+    return sum(Synthetic(max_cardinality=cardinality, fields=FIELDS).cardinalities)
 
 
-def max_cardinality(rows: int, fields: int = 26) -> int:
+def max_cardinality(rows: int) -> int:
     """Smallest data.max_cardinality whose table has at least `rows` rows."""
     low, high = SMALLEST, max(SMALLEST, rows)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if table_rows(middle, fields) >= rows else (middle + 1, high)
+        low, high = (low, middle) if table_rows(middle) >= rows else (middle + 1, high)
     return low
 
 

@@ -39,13 +39,13 @@ def doors(address: str) -> list[int]:
 
 
 class Crowd:
-    """Unauthenticated clients at every port of an address while the context lasts.
+    """Unauthenticated clients at every port of BIND while the context lasts.
 
     At most `again` rejected clients a tick and port connect again.
     """
 
-    def __init__(self, address: str = BIND, each: int = EACH, again: int = AGAIN) -> None:
-        self.address, self.each, self.again = address, each, again
+    def __init__(self, each: int = EACH, again: int = AGAIN) -> None:
+        self.each, self.again = each, again
         self.came = 0
         self.cores = 0.0  # average share of a core it used; known at the end
         self._standing: dict[int, list[socket.socket]] = {}
@@ -68,7 +68,7 @@ class Crowd:
     def _run(self) -> None:
         began, used = time.monotonic(), time.thread_time()
         while not self._over.wait(TICK_SECONDS):
-            for port in doors(self.address):
+            for port in doors(BIND):
                 first = port not in self._standing
                 standing = self._standing.setdefault(port, [])
                 standing[:] = [each for number, each in enumerate(standing) if self._stands(each, number % 2 == 0)]
@@ -79,7 +79,7 @@ class Crowd:
     def _comes(self, port: int) -> socket.socket:
         sock = socket.socket()
         sock.setblocking(False)
-        sock.connect_ex((self.address, port))
+        sock.connect_ex((BIND, port))
         self.came += 1
         return sock
 

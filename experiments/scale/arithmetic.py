@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 DAY = 86_400.0
-US, KB, MB = 1e-6, 1e3, 1e6
+US, KB = 1e-6, 1e3
 
 
 @dataclass(frozen=True)

@@ -103,14 +103,14 @@ class EmulatedHub:
 
     address = "C"
 
-    def __init__(self, workers: int, servers: int, ahead: int, seed: int = 0) -> None:
+    def __init__(self, workers: int, servers: int, ahead: int) -> None:
         self.refused: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.traffic = TrafficCounter()
         self.training, self.gradients, self.version, self.clock, self.received = False, 0, 0, 0.0, 0
         self.began: tuple[float, int, int] | None = None  # CPU, messages received and sent, as training began
         self.ended = (0.0, 0, 0)
-        self._random, self._now = random.Random(seed), time.process_time()
+        self._random, self._now = random.Random(0), time.process_time()
         self._frames: deque[tuple[Any, Frame]] = deque()
         self._arrivals: list[tuple[float, int, Node, Granted, int]] = []
         self._free = [0.0] * workers  # when a worker has computed all that it was granted

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.calibration.short_local_runs import node_pids, process_cpu
+from gbactl.coordinator.state import JOURNAL_FILE
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.training_run import train
 from gbactl.tracking.run_description import CommandLine, SweepPlace
@@ -39,7 +40,7 @@ class Look(threading.Thread):
     def run(self) -> None:
         """Look until the run is over."""
         while not self.over.wait(EVERY):
-            if not self.ready_at and self._trains():
+            if not self.ready_at and (self.run_dir / JOURNAL_FILE).exists():  # written before the first batch
                 self.ready_at = time.monotonic()
             pids = node_pids(self.run_dir)
             found: dict[str, list[tuple[float, ...]]] = {}
@@ -52,13 +53,6 @@ class Look(threading.Thread):
                 if self.ready_at:
                     self.before.setdefault(role, seen["cpu"])
                 self.seen[role] = seen
-
-    def _trains(self) -> bool:
-        """Whether a batch was handed out: the log then has more than its header."""
-        try:
-            return (self.run_dir / "coordinator.json").exists()
-        except OSError:
-            return False
 
 
 def _held(pid: int) -> list[tuple[float, ...]]:

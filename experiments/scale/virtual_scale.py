@@ -21,7 +21,7 @@ from timing_only import STEADY, repeated
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.cpu import settle_garbage
 from gbactl.simulation.simulated_run import ZeroComputeCluster
-from gbactl.wire.messages import WAITS, Event
+from gbactl.wire.messages import WAITS
 
 SCALED = ("row_pull_ns", "row_apply_ns", "dense_pull_ns", "dense_apply_ns", "dense_step_ns")
 
@@ -82,15 +82,13 @@ def run(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     cfg, dataset = virtual_run.begun(scaled(overrides, folder), folder)
     batches = int(cfg.tracking.tags["batches"]) * cfg.cluster.workers
     dataset = repeated(dataset, batches * cfg.local_batch)
-    events: list[Event] = []
-    before, began = resident(), time.process_time()
-    cluster = ZeroComputeCluster(cfg, dataset, folder, events.append)
     settle_garbage()
+    before, began = resident(), time.process_time()
+    cluster = ZeroComputeCluster(cfg, dataset, folder)
     built, made = resident(), time.process_time()
     steady = SteadyPart(cluster)
-    cluster.run()
+    result = cluster.run()
     ended = time.process_time()
-    [result] = [event.fields for event in events if event.name == "result"]
     rows = result["time"]["processes"]
     workers = [row for name, row in rows.items() if name[0] == "W"]
     sums = {name: sum(row[name] for row in workers) for name in ("compute", *WAITS)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from arithmetic import Costs, Job, carried, coordinators, first, loads
+from report_tables import markdown
 from study_results import Done, Results
 
 from gbactl.cpu import available_cores
@@ -32,9 +33,7 @@ def number(value: float) -> str:
 
 def table(heads: str, rows: Iterable[Sequence[object]]) -> str:
     """Table whose first column is text, and the others numbers or text."""
-    names = heads.split(" | ")
-    lines = [f"| {heads} |", f"| --- |{' ---: |' * (len(names) - 1)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(_cell(each) for each in row)} |" for row in rows)])
+    return markdown(heads.split(" | "), ([_cell(each) for each in row] for row in rows)).rstrip()
 
 
 def _cell(value: object) -> str:
@@ -171,7 +170,7 @@ def main() -> None:
     codes = sorted({c.code for part in ("core", "sockets", "processes", "virtual") for c in STUDY.found(part)})
     machine = f"Machine: {len(available_cores())} shared cores, {platform.machine()}."
     body = "\n\n".join(f"## {head}\n\n{text}" for head, text in shown.items())
-    path = STUDY.sweep.with_name("results.md")
+    path = STUDY.place / "results.md"
     path.write_text(TEXT.format(code=", ".join(codes), machine=machine, loads=body))
     print(path)
 

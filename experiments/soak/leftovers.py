@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gbactl.collective.shared_memory import is_alive
+
 PROC, SHM = Path("/proc"), Path("/dev/shm")
 GRACE_SECONDS = 10.0
 UNFINISHED = ("*.partial", "*.tmp", "control.json", "rendezvous/*", "checkpoints/.gone-*")
@@ -17,14 +19,10 @@ def processes() -> Iterator[str]:
         if not entry.name.isdigit():
             continue
         try:
-            if b"gbactl.nodes.child_main" in (entry / "cmdline").read_bytes() and not _dead(entry):
+            if b"gbactl.nodes.child_main" in (entry / "cmdline").read_bytes() and is_alive(int(entry.name)):
                 yield f"process {entry.name}"
         except OSError:  # the process has ended meanwhile
             continue
-
-
-def _dead(entry: Path) -> bool:
-    return (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 def running() -> set[str]:

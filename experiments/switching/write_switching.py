@@ -25,7 +25,7 @@ def switched(*parts: str) -> str:
 def day() -> str:
     """Section of study 2."""
     found = STUDY.done("day")
-    busy_day.plot(busy_day.days(found), STUDY.sweep.parent / "day.png")
+    busy_day.plot(busy_day.days(found), STUDY.place / "day.png")
     tables = busy_day.table(found), "![samples by hour](day.png)\n", "What auto decided:\n", busy_day.decisions(found)
     return "\n".join([STUDY.origin("day"), *tables])
 

@@ -34,7 +34,7 @@ from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
 from gbactl.nodes.child_main import die_with_parent
-from gbactl.simulation.simulated_run import run_virtual, simulate_timing
+from gbactl.simulation.simulated_run import ZeroComputeCluster, run_virtual
 from gbactl.wire.messages import Event
 
 
@@ -135,27 +135,26 @@ def predicted_eps(cfg: RunConfig, subset: DataSubset, folder: Path) -> float:
     scratch.mkdir(parents=True, exist_ok=True)
     train = replace(cfg.train, epochs=1, patience=0, days=None, checksum_every=0)
     try:
-        return float(simulate_timing(replace(cfg, train=train), subset.timed_dataset(), scratch)["eps"])
+        return float(ZeroComputeCluster(replace(cfg, train=train), subset.timed_dataset(), scratch).run()["eps"])
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
     """Run a simulation in its folder; return its result, and the CPU seconds until its first gradient."""
-    began, clock, events = time.process_time(), time.monotonic(), dict[str, Any]()
+    began, clock, first = time.process_time(), time.monotonic(), dict[str, float]()
 
     def listen(event: Event) -> None:
-        events.setdefault(event.name, (event.fields, time.process_time() - began))
+        first.setdefault(event.name, time.process_time() - began)
 
     run_dir = run_dirs.create(cfg)
-    run_virtual(cfg, dataset, run_dir, listen)
-    fields, _ = events["result"]
+    fields = run_virtual(cfg, dataset, run_dir, listen)
     result = run_dirs.plain({
         **fields, "seed": cfg.seed, "status": "FINISHED", "clock": cfg.engine.clock, "run_dir": str(run_dir),
         "wall_seconds": time.monotonic() - clock, "gbactl": __version__,
     })  # fmt: skip
     run_dirs.write_result(run_dir, result)
-    return result, events["progress"][1]
+    return result, first["progress"]
 
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 16  # of the modes that matter; all modes have the first; unless the user says how many

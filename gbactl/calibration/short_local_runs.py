@@ -181,7 +181,7 @@ def _seconds_of_other_processes(used: dict[str, float]) -> float:
     return machine_cpu() - sum(used.values()) - time.process_time()
 
 
-def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None = None) -> Observation:
+def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None) -> Observation:
     """Run a configuration on the local backend, for at most `seconds` after a warm-up. Raises GbactlError."""
     name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
     cfg = replace(cfg, run_dir=str(scratch / name))

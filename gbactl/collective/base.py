@@ -88,7 +88,7 @@ def ring_item(collective: str, wire_dtype: str) -> int:
     return 2 if wire_dtype == "fp16" and collective != SHARED_MEMORY else 4
 
 
-def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
+def ring_bytes(length: int, ranks: int, item: int) -> int:
     """Compute the bytes that all ranks of a ring send together to sum `length` values.
 
     Each rank sends 2 (W - 1) / W of the vector's bytes, W being `ranks`. Values alone: no headers, and no negotiation
@@ -96,7 +96,7 @@ def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
     return 2 * (ranks - 1) * item * length
 
 
-def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
+def ring_share(length: int, ranks: int, rank: int, item: int) -> int:
     """Compute the bytes that one rank of a ring sends to sum `length` values; summed over ranks: `ring_bytes`."""
     return (ring_bytes(length, ranks, item) + rank) // ranks
 

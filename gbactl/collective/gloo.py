@@ -62,7 +62,7 @@ class GlooRendezvous(Rendezvous):
 class GlooCollective(Ring):
     """Rank of a Gloo group (torch's default process group), one instance a process."""
 
-    def __init__(self, environment: Mapping[str, str], item: int = 4) -> None:
+    def __init__(self, environment: Mapping[str, str], item: int) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore, PrefixStore
 

@@ -63,7 +63,7 @@ def import_horovod() -> Any:
 class HorovodCollective(Ring):
     """Rank of a Horovod group, one instance a process."""
 
-    def __init__(self, item: int = 4) -> None:
+    def __init__(self, item: int) -> None:
         super().__init__(item)
         self._hvd = import_horovod()
         survive_thread_errors()

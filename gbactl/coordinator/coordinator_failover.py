@@ -66,7 +66,7 @@ class Failover:
         self._worker_states: dict[int, WorkerState] = {}
         self._staged: list[tuple[Channel, Staged]] = []
         self._sums: list[SummandsLost | RingBroken] = []
-        self._round_state: tuple[int, tuple[Ranges, bool, bool]] | None = None
+        self._round_state: tuple[Ranges, bool, bool] | None = None
 
     # -- reconnecting nodes -------------------------------------------------------------------------
 
@@ -142,6 +142,7 @@ class Failover:
         assert position is not None
         run.record.restore(position)
         run.record.inherited = position.inherited
+        run.record.optimizer_reset = self.state.ongoing.optimizer_reset_at == position.step
         run.record.continue_clock(run.hub.now() - standstill.began)
         run.restore_times(replaced=False)
         run.step, run.phase_number, run.started = position.step, self.number, True
@@ -153,17 +154,16 @@ class Failover:
         if (observed := run.record.statistics.observed) is not None:
             observed.acted.restore(self.state.ongoing.acted)
         run.failures.restore_from_log(self.failures)
-        round_begun = standstill.round_begun or self.stage == EVALUATE
-        self._round_state = (standstill.round, (tuple(standstill.rest), round_begun, self.stage == TRAIN))
+        if self.stage != OVER:  # no round is open: one that a rollback opens again is trained from the checkpoint on
+            round_begun = standstill.round_begun or self.stage == EVALUATE
+            self._round_state = (tuple(standstill.rest), round_begun, self.stage == TRAIN)
         if self.begin_phase is None:
             yield from self._resume(None, {})
         return self.stage == OVER
 
-    def resumed_round(self, number: int) -> tuple[Ranges, bool, bool] | None:
-        """Return the state of round `number` if the failed coordinator had begun it, at the first call; else None."""
-        if self._round_state is None or self._round_state[0] != number:
-            return None
-        state, self._round_state = self._round_state[1], None
+    def resumed_round(self) -> tuple[Ranges, bool, bool] | None:
+        """Return, at the first call, the state of the round that the failed coordinator had begun; else None."""
+        state, self._round_state = self._round_state, None
         return state
 
     # -- within a phase -----------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Failover:
         commands = logged.feed_tail(self.journal.records)
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
-            clock.first, clock.last = self.state.standstill.at, self.run.hub.now()
+            clock.first = self.state.standstill.at
         if self.announced:  # the latest time possible: the log has no times
             clock.gradients = (self.journal.detected_at, self.journal.detected_at)
         for shard, state in sorted(self._server_states.items()):

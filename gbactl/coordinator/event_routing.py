@@ -75,10 +75,11 @@ class CoordinatorCore:
     def on_staged(self, message: Staged) -> None:
         """Record a shard's staged gradient slice; once all shards have theirs, hand the worker its next batch."""
         training = self.run.training
-        self.servers.on_staged(message)
+        if message.rows >= 0:  # else its gradient was pushed to a failed server: an empty slice
+            self.run.failures.record_useful_work(f"S{message.shard}")
         wants_next = False
         if training is not None and training.on_staged(message):
-            self.run.failures.record_useful_work(f"W{message.worker}")
+            self.run.failures.record_useful_work("C", f"W{message.worker}")
             wants_next = training.requested(message.batch)
         if wants_next or (
             self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.failed_workers
@@ -107,18 +108,21 @@ class CoordinatorCore:
         """Handle the failure of a worker that is already removed. Returns whether the run goes on without it."""
         self.run.failures.record_detection(str(peer), failure)
         self.workers.on_worker_failure()
-        if not self._can_go_on():
+        if not self._can_go_on(peer.index):
             return False
         self.give_up(peer)
         return True
 
-    def _can_go_on(self) -> bool:
-        """Whether the run can continue without the failed workers: other nodes must hold their dense parameters."""
+    def _can_go_on(self, worker: int) -> bool:
+        """Whether the run can continue after a worker failure: with other workers, or once a successor is there.
+
+        Other nodes must hold the dense parameters."""
         run = self.run
         allowed = run.cfg.cluster.lost_worker != "end"
         settled = run.members.settled and (self.workers.survivable or self.migration.moving)
         others = bool(run.members.channels_of("worker"))
-        return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))
+        awaited = run.home == "servers" and any(map(self.workers.replaces, (worker, *run.fencing.failed_workers)))
+        return allowed and settled and (others or awaited)
 
     def give_up(self, peer: Peer) -> None:
         """Continue without a failed worker: its batches are handed out again once every server refuses its messages."""
@@ -127,8 +131,6 @@ class CoordinatorCore:
             run.waiting.remove(worker)
         self.replicas.drop_requests(worker)
         batches = [] if run.training is None else run.training.ignore_worker(worker)
-        if self.switch.auto is not None:
-            self.switch.auto.controller.remove_worker(worker)
         run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
         run.state.ongoing.lives.workers[worker] = peer.incarnation
         run.log_note()
@@ -141,10 +143,11 @@ class CoordinatorCore:
 
     def report_lost(self, peer: Peer, batches: int) -> None:
         """Report a worker failure to the launcher, with the number of batches that were leased to the worker."""
-        run = self.run
+        run, worker = self.run, peer.index
         fields = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
         run.send_event(
-            "lost", {"process": str(peer), "replaced": self.workers.replaces, **fields, "epoch": peer.incarnation}
+            "lost",
+            {"process": str(peer), "replaced": self.workers.replaces(worker), **fields, "epoch": peer.incarnation},
         )
 
     def on_summed(self, message: SummandsLost | RingBroken) -> None:
@@ -165,7 +168,7 @@ class CoordinatorCore:
         """Handle the failure of a server that is already removed. Returns whether a successor replaces it."""
         run = self.run
         run.failures.record_detection(f"S{shard}", failure)
-        if not self.servers.replaces:
+        if not self.servers.replaces(shard):
             return False
         self.servers.on_failure(shard)
         run.record.statistics.times.on_servers_replaced([f"S{shard}"])
@@ -211,8 +214,8 @@ class CoordinatorCore:
             channel.send(self.servers.begin_phase)
         run.fencing.tell_successor(channel)
         waiting = [] if run.training is None else run.training.on_server_replaced()
-        reset = run.optimizer_reset_at is not None and loaded <= run.optimizer_reset_at
-        channel.send(AdoptVersion(run.step_now, waiting, reset))
+        reset_at = run.state.ongoing.optimizer_reset_at
+        channel.send(AdoptVersion(run.step_now, waiting, reset_at is not None and loaded <= reset_at))
         self.requests.repeat(channel)
 
     def tell_workers_of(self, server: Channel) -> None:

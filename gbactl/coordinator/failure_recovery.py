@@ -30,11 +30,12 @@ from gbactl.faults.fault_plan import FaultInjector, Injection
 from gbactl.policies import Phase
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
-from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Staged, Stop, SummandsLost
+from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Stop, SummandsLost
 
 log = logging.getLogger(__name__)
 MESSAGE_OUTCOMES = ("dropped", "duplicated", "reordered", "delayed", "retried")
 UNANSWERED = -1  # request number of a MoveDense whose answer is ignored
+MOST_SUCCESSORS = 3  # successors of a process that may die in a row without useful work: the next would die, too
 
 
 def hang_error(peer: Peer, seconds: float) -> ClusterError:
@@ -63,10 +64,10 @@ class WorkerRecovery:
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
 
-    @property
-    def replaces(self) -> bool:
+    def replaces(self, worker: int) -> bool:
         """Whether a failed worker gets a successor."""
-        return self.run.cfg.cluster.lost_worker == "replace"
+        deaths = self.run.failures.deaths_without_work(f"W{worker}")
+        return self.run.cfg.cluster.lost_worker == "replace" and deaths <= MOST_SUCCESSORS
 
     @property
     def training_progress(self) -> tuple[int, float]:
@@ -108,9 +109,9 @@ class WorkerRecovery:
         run.send_event("inject", {"kind": injection.kind, "process": injection.process, **fields})
 
     def look_for_successors(self) -> None:
-        """Admit ready successors of failed workers, or end the phase so that they can be admitted."""
+        """Admit successors of failed workers, or end the phase so that they can be admitted."""
         run = self.run
-        ready, unequal = run.members.ready_workers, run.state.ongoing.unequal
+        ready, unequal = self.admissible, run.state.ongoing.unequal
         if ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
             self.admit(self.begin_phase)
         elif (ready or unequal) and run.training is not None and run.training.stopped is None:
@@ -144,17 +145,16 @@ class WorkerRecovery:
         return cfg.home != "replicas" or bool(trainers)
 
     @property
-    def can_admit(self) -> bool:
-        """Whether the successor of a failed worker waits and can be admitted."""
-        return any(not self.run.fencing.fencing(worker) for worker in self.run.members.ready_workers)
+    def admissible(self) -> list[int]:
+        """Failed workers whose successors wait and can be admitted: all servers refuse their predecessors."""
+        return [worker for worker in self.run.members.ready_workers if not self.run.fencing.fencing(worker)]
 
     def admit(self, begin_phase: BeginPhase | None, home: str | None = None) -> None:
         """Admit ready successors of failed workers.
 
         `begin_phase`: the current one, which the successors do not know; `home`: the holder of the dense parameters."""
-        for worker in self.run.members.ready_workers:
-            if not self.run.fencing.fencing(worker):
-                self._admit(worker, begin_phase, home or self.run.home)
+        for worker in self.admissible:
+            self._admit(worker, begin_phase, home or self.run.home)
 
     def _admit(self, worker: int, begin_phase: BeginPhase | None, home: str) -> None:
         run = self.run
@@ -200,7 +200,6 @@ class ServerRecovery:
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
         self.begin_phase: BeginPhase | None = None  # last phase announced to servers
-        self._recovering: set[int] = set()  # successors that have not done useful work yet
         self.heartbeat = self._new_heartbeat(False)
 
     def _new_heartbeat(self, reading: bool) -> Heartbeat:
@@ -236,16 +235,15 @@ class ServerRecovery:
                     f"cluster.start_timeout={2 * limit:.0f}."
                 )
 
-    @property
-    def replaces(self) -> bool:
-        """Whether a server that fails now gets a successor."""
-        return self.run.cfg.server_returns and self.run.members.settled
+    def replaces(self, shard: int) -> bool:
+        """Whether a failed server gets a successor."""
+        deaths = self.run.failures.deaths_without_work(f"S{shard}")
+        return self.run.cfg.server_returns and self.run.members.settled and deaths <= MOST_SUCCESSORS
 
     def on_failure(self, shard: int) -> None:
         """Record a server failure whose successor is expected."""
         self.run.server_losses += 1
         self.run.failed_servers[shard] = self.run.hub.now()
-        self._recovering.discard(shard)
 
     def check_failover(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Check whether a failover can go on; `records`: those of server failures, logged since the last standstill.
@@ -266,12 +264,7 @@ class ServerRecovery:
         if self.full:
             self.run.rollback_pending = True
         else:
-            self.on_loaded(shard)
-
-    def on_loaded(self, shard: int) -> None:
-        """Record that a server has loaded its state; its first staged slice will complete the recovery."""
-        self.run.failures.record_ready(f"S{shard}")
-        self._recovering.add(shard)
+            self.run.failures.record_ready(f"S{shard}")
 
     def tell_workers(self, server: Channel, abandoned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """Tell workers the new address of a shard, and which gradients need a slice on its new server.
@@ -285,12 +278,6 @@ class ServerRecovery:
                 pairs += [(run.training.number, batch) for batch in run.training.policy.leased_to(worker)]
             channel.send(ShardRelocated(shard, address, incarnation, pairs))
         run.members.tell_successors(ShardRelocated(shard, address, incarnation, []))
-
-    def on_staged(self, message: Staged) -> None:
-        """Record a staged slice: the first one on a successor shows that it has recovered."""
-        if message.rows >= 0 and message.shard in self._recovering:
-            self._recovering.discard(message.shard)
-            self.run.failures.record_useful_work(f"S{message.shard}")
 
 
 class LostDenseGradients:

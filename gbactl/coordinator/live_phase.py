@@ -45,17 +45,15 @@ MOST_JOINS = 4  # more than a worker may hold at once
 
 @dataclass
 class PhaseClock:
-    """Times of a phase's first and last hand-out and first and last announced gradient, in seconds by `now`."""
+    """Times of a phase's first hand-out and of its first and last announced gradient, in seconds by `now`."""
 
     now: Callable[[], float]
     first: float | None = None
-    last: float = 0.0
     gradients: tuple[float, float] | None = None  # times of the first and last announcement
 
     def tick(self) -> None:
         """Record the time of a hand-out."""
-        self.last = self.now()
-        self.first = self.last if self.first is None else self.first
+        self.first = self.now() if self.first is None else self.first
 
     def announced(self) -> None:
         """Record the time of an announced gradient."""
@@ -92,7 +90,7 @@ class LivePhase:
         self._ignored: set[int] = set()
         self.empty_grants: dict[int, deque[Granted]] = {}  # per worker: its last ones, which no gradient confirms
         self._uninformed: set[int] = set()  # workers to which the phase was not announced yet
-        self._unrequested: set[int] = set()
+        self._unrequested: set[int] = set()  # batches in flight whose workers had not asked for one
         self.shards = members.expected["server"]
         self._refresh_servers()
         self.workers = members.channels_of("worker")
@@ -145,7 +143,9 @@ class LivePhase:
         command = self.phase.take(worker)
         if command is None:
             return False
-        if not requested:
+        if requested:
+            self._unrequested.discard(command.grant.batch)  # another worker had got it unrequested, and failed
+        else:
             self._unrequested.add(command.grant.batch)
         self._hand_out(command)
         return True

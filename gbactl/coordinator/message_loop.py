@@ -242,7 +242,7 @@ class Coordinator:
         self.context.members.authentic(channel, "worker", message.worker)
         if self.context.evaluation is not None and message.phase == self.context.phase_number:
             self.context.evaluation.store(message, frame.payload)
-            self.context.failures.record_useful_work(str(channel.peer))
+            self.context.failures.record_useful_work("C", str(channel.peer))
 
     def _on_inspected(self, channel: Channel, message: Inspected, _: Frame) -> None:
         self.context.members.member(channel)

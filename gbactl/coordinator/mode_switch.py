@@ -172,7 +172,7 @@ class ModeSwitch:
         self.plan, self.auto = run.switch_plan, run.auto
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
         self._round = 0
-        self._remaining = 0
+        self._ends_at: int | None = None  # samples of the phase that a scheduled switch has shortened
         self._stopping = self._under_way = False
         self._drained_checksum: str | None = None
         self._losses_at_drain = 0  # server failures before the checksum: a successor's state is older
@@ -243,7 +243,7 @@ class ModeSwitch:
             yield from self.migration.migrate("servers", run.home)
             if reason := self._worker_obstacle(cfg):
                 raise ClusterError(f"{reason}.")
-        run.optimizer_reset_at = run.step
+        run.state.ongoing.optimizer_reset_at = run.step
         run.members.send_to_all("server", ResetOptimizer())
         yield from self.requests.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
@@ -300,13 +300,15 @@ class ModeSwitch:
         """Limit a new phase: it ends before the batch at which the schedule's next switch of that day is due.
 
         Returns the global step that ends the phase if that batch is not known in advance."""
-        self._remaining = policy.phase.samples
+        samples, self._ends_at = policy.phase.samples, None
         if self.auto is not None:
             self.auto.begin(self.run.current.mode.name, policy)
         batch = self.plan.last_batch(policy, self._position())
         if batch is None:
             return self.plan.due_step()
         policy.stop(batch)
+        if policy.phase.samples < samples:
+            self._ends_at = policy.phase.samples
         return None
 
     def poll(self) -> None:
@@ -357,13 +359,17 @@ class ModeSwitch:
         The deadline counts from the order to stop the phase, or else from its last hand-out."""
         run, policy = self.run, training.policy
         yield WaitCondition(lambda: policy.exhausted or training.stopped is not None)
-        early = policy.phase.samples < self._remaining and policy.forgoes
         begin = run.hub.now() if training.stopped is None else training.stopped
-        deadline = begin + run.cfg.switch.drain_seconds if early else None
+        deadline = begin + run.cfg.switch.drain_seconds if policy.forgoes and self._switch_ends(policy) else None
         if not (yield WaitCondition(lambda: policy.idle, deadline)):
             self.abandoned.add(training.number, training.forgo())
             run.members.send_to_all("worker", Abandon(training.number))
         self.poll()
+
+    def _switch_ends(self, policy: Policy) -> bool:
+        """Whether a switch ends the phase, and not the round, an evaluation, a successor or a rollback."""
+        step = self.plan.due_step()
+        return self._stopping or policy.phase.samples == self._ends_at or (step is not None and policy.step >= step)
 
     # -- requests of users --------------------------------------------------------------------------
 

@@ -153,7 +153,6 @@ class RunContext:
         self.server_losses = 0  # server failures so far
         self.failed_servers: dict[int, float] = {}  # shard -> time at which its failure was detected
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
-        self.optimizer_reset_at: int | None = None  # the step at which the optimizer's state was reset
         self._times_due = 0.0
         self.rounds = rounds(dataset, cfg.train)
         rows = [dataset.splits[part.split].rows for part in self.rounds]
@@ -161,7 +160,7 @@ class RunContext:
         self.auto: AutoSwitch | None = None
         if cfg.candidates:
             batch = cfg.candidates[SYNC].local_batch
-            controller = AutoController(cfg.cluster.workers, cfg.train.global_batch, batch, cfg.switch)
+            controller = AutoController(cfg.train.global_batch, batch, cfg.switch)
             log_decision = functools.partial(self.send_event, "auto")
             self.auto = AutoSwitch(controller, cfg.switch.every, run_dir, lambda: self.record.seconds, log_decision)
             self.record.statistics.on_gradient = self.auto.add_gradient

@@ -127,7 +127,7 @@ class RunFlow:
         run.record.round = (round_, number, len(run.rounds), rows)
         rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
-            rest, begun, entered = self.failover.resumed_round(number) or (rest, begun, entered)
+            rest, begun, entered = self.failover.resumed_round() or (rest, begun, entered)
         while rest:
             if self._evaluation_due(round_, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))
@@ -264,7 +264,7 @@ class RunFlow:
         run, core, home = self.run, self.core, self.run.home
         ongoing = run.state.ongoing
         ongoing.unequal &= home != "servers"  # the servers hold the only copy that counts
-        if home == "servers" or not (core.workers.can_admit or ongoing.unequal):
+        if home == "servers" or not (core.workers.admissible or ongoing.unequal):
             return
         ongoing.unequal = False
         if home == "workers":  # for a replay; replica modes have none
@@ -295,7 +295,7 @@ class RunFlow:
         for failed in run.failures.failures:
             if failed.process.startswith("S") and failed.loaded is None:
                 failed.samples_rolled_back, not_yet_counted = not_yet_counted, 0
-                core.servers.on_loaded(int(failed.process[1:]))
+                run.failures.record_ready(failed.process)
         run.log.info(event_log.SERVER, {"shard": -1, "state": "rewound", "step": before, "loaded": run.step})
         run.send_event("rewound", {"step": before, "to": run.step, "samples": rolled_back})
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from gbactl.checkpoint.failure_cost_counters import ServerFailureLoss
@@ -260,7 +260,6 @@ class RecoveryTimes:
     ) -> None:  # fmt: skip
         self.now, self._log = now, log
         self.state = FailureRecords() if state is None else state
-        self._own_failure: FailureRecord | None = None  # failure of this coordinator's own predecessor
         self._logged: set[int] = set()
         self._began = now()
         self._last_signs: dict[str, float] = {}  # last sign of life of each process
@@ -288,8 +287,7 @@ class RecoveryTimes:
         """Record that this coordinator replaces a failed one; it was `detected` then, and `last_sign`
         is the time of its last sign of life."""
         kind, at = self.state.injected.pop("C", (failure, last_sign))
-        self._own_failure = FailureRecord("C", kind, min(at, detected), detected, self.now())
-        self.failures.append(self._own_failure)
+        self.failures.append(FailureRecord("C", kind, min(at, detected), detected, self.now()))
 
     def record_ready(self, process: str) -> None:
         """Record that a failed process's successor is ready."""
@@ -297,18 +295,12 @@ class RecoveryTimes:
         if failed is not None and failed.loaded is None:
             failed.loaded = self.now()
 
-    def record_useful_work(self, process: str) -> None:
-        """Record that a failed process's successor has done useful work, which completes the recovery."""
-        if self._own_failure is not None:
-            own_failure, self._own_failure = self._own_failure, None
-            self._complete(own_failure)
-        failed = self.last(process)
-        if failed is not None and failed.loaded is not None and failed.useful is None:
-            self._complete(failed)
-
-    def _complete(self, failed: FailureRecord) -> None:
-        failed.useful = self.now()
-        self._log_recovery(failed)
+    def record_useful_work(self, *processes: str) -> None:
+        """Record useful work of processes, which completes the recovery of those that are successors."""
+        for failed in map(self.last, processes):
+            if failed is not None and failed.loaded is not None and failed.useful is None:
+                failed.useful = self.now()
+                self._log_recovery(failed)
 
     def _log_recovery(self, failed: FailureRecord) -> None:
         number = next(number for number, failure in enumerate(self.failures) if failure is failed)
@@ -345,6 +337,13 @@ class RecoveryTimes:
     def last(self, process: str) -> FailureRecord | None:
         """Last failure of a process; None if there was none."""
         return next((failed for failed in reversed(self.failures) if failed.process == process), None)
+
+    def deaths_without_work(self, process: str) -> int:
+        """Number of times that a process has died in a row, without useful work of a successor in between.
+
+        An injected failure or a hang ends the row."""
+        own = (failed for failed in reversed(self.failures) if failed.process == process)
+        return sum(1 for _ in takewhile(lambda failed: failed.failure == "death" and failed.useful is None, own))
 
     def to_result(self, began: float) -> list[dict[str, Any]]:
         """Failures as entries of result.json's `recovery`, with times since the run `began`."""

@@ -225,8 +225,8 @@ class LostGradientState:
 class PhaseState:
     """State that changes within a phase and that the records of steps do not contain.
 
-    `unequal`: the workers' dense parameters may differ in their last bits; `acted`: faults of the plan that were active
-    on workers."""
+    `unequal`: the workers' dense parameters may differ in their last bits; `optimizer_reset_at`: the step at which a
+    switch last reset the optimizer's state; `acted`: faults of the plan that were active on workers."""
 
     lives: Incarnations = field(default_factory=Incarnations)
     failures: FailureRecords = field(default_factory=FailureRecords)
@@ -234,6 +234,7 @@ class PhaseState:
     placement: DensePlacementState = field(default_factory=DensePlacementState)
     sums: LostGradientState = field(default_factory=LostGradientState)
     unequal: bool = False
+    optimizer_reset_at: int | None = None
     acted: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -161,7 +161,7 @@ class Network:
         """Values as a worker or server receives them, rounded by the compression."""
         return rounded(self.codec, values)
 
-    def wire_bytes(self, frame: Frame, nbytes: int, within: bool = False) -> int:
+    def wire_bytes(self, frame: Frame, nbytes: int, within: bool) -> int:
         """Bytes of a frame on the wire, `within` a host or between hosts; `nbytes`: its payload before compression."""
         nbytes = nbytes if self.codec is None else narrowed_bytes(frame.message, nbytes)
         self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)

@@ -92,10 +92,13 @@ def place(cfg: RunConfig, events: EventQueue) -> NodeHosts:
 
 
 class VirtualCluster:
-    """All nodes of one run in virtual time. `run()` returns when the result has been sent to the launcher."""
+    """All nodes of one run in virtual time. `listen` gets every event that a launcher gets."""
 
-    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:
+    def __init__(
+        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen = lambda event: None
+    ) -> None:  # fmt: skip
         self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
+        self._result: dict[str, Any] = {}
         self.events = EventQueue()
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
@@ -115,14 +118,15 @@ class VirtualCluster:
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
 
-    def run(self) -> None:
-        """Run the training to its end. Raises GbactlError."""
+    def run(self) -> dict[str, Any]:
+        """Run the training to its end; return the fields of its result. Raises GbactlError."""
         for server in self.servers:
             server.coordinator.send(Hello("server", server.index, str(server.peer)))
             server.coordinator.send(Ready("server", server.index))
         for worker in self.workers:
             self._start(worker)
         self.coordinator.run()
+        return self._result
 
     def _start(self, worker: VirtualWorker) -> None:
         worker.coordinator.send(Hello("worker", worker.index, ""))
@@ -143,6 +147,8 @@ class VirtualCluster:
     def _on_event(self, listen: Listen, event: Event) -> None:
         listen(event)
         self.failures.on_event(event)
+        if event.name == "result":
+            self._result = event.fields
 
     def _connect(self, worker: VirtualWorker) -> None:
         """Connect a worker with all servers and the coordinator."""
@@ -198,20 +204,21 @@ class VirtualCluster:
 
 
 def run_virtual(
-    cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, look: Callable[[Listen], None] = lambda tell: None
-) -> None:
-    """Run a training in virtual time as `cfg` says. Raises GbactlError.
+    cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen = lambda event: None,
+    look: Callable[[Listen], None] = lambda tell: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a training in virtual time as `cfg` says; return the fields of its result. Raises GbactlError.
 
     `listen` gets every event that a launcher gets; `look` is called between two messages with a function that takes
     requests of a launcher."""
     from gbactl.cpu import keep_freed_memory, settle_garbage
 
     keep_freed_memory()
+    settle_garbage()  # before there is a cluster, which would otherwise never be freed
     with flushed(), torch_threads(cfg.threads):  # the process may be a notebook's
         cluster = VirtualCluster(cfg, dataset, run_dir, listen)
         cluster.coordinator.look = look
-        settle_garbage()
-        cluster.run()
+        return cluster.run()
 
 
 class ZeroCompute(SharedCompute):
@@ -242,11 +249,3 @@ class ZeroComputeCluster(VirtualCluster):
         compute = ZeroCompute(self.cfg, self.dataset)
         compute.flat.keep_gradients(tuple(p.new_zeros(p.shape) for p in compute.flat.parameters))
         return compute
-
-
-def simulate_timing(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
-    """Simulate a training without gradients; return the result's fields. Raises GbactlError."""
-    events: list[Event] = []
-    ZeroComputeCluster(cfg, dataset, run_dir, events.append).run()
-    [result] = [event.fields for event in events if event.name == "result"]
-    return result

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,8 +77,8 @@ class AutoController:
 
     `local_batch`: a worker's samples in a `sync` step."""
 
-    def __init__(self, workers: int, global_batch: int, local_batch: int, options: AutoOptions) -> None:
-        self.workers, self.global_batch, self.local_batch = workers, global_batch, local_batch
+    def __init__(self, global_batch: int, local_batch: int, options: AutoOptions) -> None:
+        self.global_batch, self.local_batch = global_batch, local_batch
         self.options, self.mode = options, ""
         self._seconds_per_sample: dict[int, RecentValues] = {}
         self._steps = RecentValues(options.window)
@@ -107,14 +107,13 @@ class AutoController:
         self._steps.add(now, finished)
         self._slowest = 0.0
 
-    def remove_worker(self, worker: int) -> None:
-        """Remove a failed worker from the prediction."""
-        self.workers -= 1
-        self._seconds_per_sample.pop(worker, None)
+    def decide(self, now: float, live: Set[int]) -> SwitchDecision | None:
+        """Predict the throughput of both modes with the workers `live`, and choose one.
 
-    def decide(self, now: float) -> SwitchDecision | None:
-        """Predict the throughput of both modes and choose one; None in other modes, or with too few measurements."""
-        if self.mode not in MODES or len(self._seconds_per_sample) < self.workers or not self._seconds_per_sample:
+        Returns None in other modes, or with too few measurements. Those of other workers are removed."""
+        for worker in self._seconds_per_sample.keys() - live:
+            del self._seconds_per_sample[worker]
+        if self.mode not in MODES or len(self._seconds_per_sample) < len(live) or not live:
             return None
         for recent in self._seconds_per_sample.values():
             recent.trim(now)
@@ -231,7 +230,7 @@ class AutoSwitch:
         if now < self._next:
             return None
         self._next = now + self.every
-        return self.controller.decide(now)
+        return self.controller.decide(now, policy.live.intersection(policy.phase.workers))
 
     def log_decision(self, decision: SwitchDecision, position: dict[str, Any], obstacle: str) -> None:
         """Log a decision of the controller and the run's position; `obstacle`: why its mode is impossible, or empty."""

@@ -142,7 +142,8 @@ class TrainerDense(ComputeThread):
         rule = self.core.begin(message)
         self._use_threads(message.values["hogwild_threads"])
         self.pauses_threads = self.client.core.threads > 1 and not self.core.pace.shadow
-        self._driver = start_exchanges(self.core.pace, self._exchange_of(rule), self._threads_paused)
+        exchange = self._exchange_of(rule)
+        self._driver = start_exchanges(self.core.pace, exchange, self.client.fail, self._threads_paused)
 
     def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
@@ -195,8 +196,12 @@ class TrainerDense(ComputeThread):
         threading.Thread(target=self._send_replica, args=(message.number, trains), name="save", daemon=True).start()
 
     def _send_replica(self, number: int, trains: bool) -> None:
-        message, values = self.core.packed_replica(number, trains)
-        self.client.coordinator.send(message, None if values is None else values.view(np.uint8))
+        """Send the replica; an error ends the worker, as the coordinator would wait for the replica to the end."""
+        try:
+            message, values = self.core.packed_replica(number, trains)
+            self.client.coordinator.send(message, None if values is None else values.view(np.uint8))
+        except BaseException as error:
+            self.client.fail(error)
 
     # -- batches ------------------------------------------------------------------------------------
 

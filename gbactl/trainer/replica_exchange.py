@@ -237,22 +237,23 @@ class EasgdExchange:
 ExchangeKind = CentreExchange | AveragingRounds
 IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data
 Paused = Callable[[], AbstractContextManager[None]]
+Fail = Callable[[BaseException], None]
 
 
 class ForegroundDriver:
-    """Foreground exchanges every k local iterations, during which no thread of the trainer computes."""
+    """Foreground exchanges every k local iterations, during which no thread of the trainer computes.
 
-    def __init__(self, exchange: ExchangeKind, k: float, paused: Paused = nullcontext) -> None:
-        self.exchange, self.k, self.paused = exchange, k, paused
+    `fail` is called with an error of an exchange in the background."""
+
+    def __init__(self, exchange: ExchangeKind, k: float, fail: Fail, paused: Paused = nullcontext) -> None:
+        self.exchange, self.k, self.fail, self.paused = exchange, k, fail, paused
         self._next = k
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
         self._idle_driver: ShadowDriver | None = None
 
     def on_step(self, iterations: int) -> None:
-        """Exchange if an exchange is due after `iterations` local steps. Raises the error of an earlier exchange."""
+        """Exchange if an exchange is due after `iterations` local steps."""
         with self._lock:
-            if self._idle_driver is not None:
-                self._idle_driver.on_step(iterations)
             if self._idle_driver is not None or iterations < self._next:
                 return
             self._next += self.k
@@ -265,10 +266,10 @@ class ForegroundDriver:
         """Join the other trainers' exchanges in a background thread; they no longer count as sync gaps."""
         if self._idle_driver is None and not math.isinf(self.k):
             self.exchange.statistics.idle = True
-            self._idle_driver = ShadowDriver(self.exchange, IDLE_SECONDS)
+            self._idle_driver = ShadowDriver(self.exchange, IDLE_SECONDS, self.fail)
 
     def close(self) -> None:
-        """Join exchanges until every trainer has finished the phase. Raises the error of an earlier exchange."""
+        """Join exchanges until every trainer has finished the phase."""
         if self._idle_driver is not None:
             self._idle_driver.close()
             return
@@ -277,14 +278,15 @@ class ForegroundDriver:
 
 
 class ShadowDriver:
-    """Background exchanges every `interval` seconds (infinity: never); the first one after `part` * `interval`."""
+    """Background exchanges every `interval` seconds (infinity: never); the first one after `part` * `interval`.
 
-    def __init__(self, exchange: ExchangeKind, interval: float, part: float = 1.0) -> None:
-        self.exchange = exchange
+    `fail` is called with the error that ends them."""
+
+    def __init__(self, exchange: ExchangeKind, interval: float, fail: Fail, part: float = 1.0) -> None:
+        self.exchange, self.fail = exchange, fail
         self._interval = None if math.isinf(interval) else interval
         self._first = None if self._interval is None else part * interval
         self._leaving = threading.Event()
-        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
         self._thread.start()
 
@@ -293,29 +295,28 @@ class ShadowDriver:
             self._leaving.wait(self._first)
             while not self.exchange.exchange_once(self._leaving.is_set()):
                 self._leaving.wait(self._interval)
-        except BaseException as error:  # raised in the compute thread
-            self._error = error
+        except BaseException as error:
+            self.fail(error)
 
     def on_step(self, iterations: int) -> None:
-        """Raise the error of an earlier exchange, if there was one."""
-        if self._error is not None:
-            raise self._error
+        """Do nothing: the background thread exchanges at its own pace."""
 
     def idle(self) -> None:
         """Do nothing: the background thread continues its exchanges without the compute threads."""
 
     def close(self) -> None:
-        """Join exchanges until every trainer has finished the phase. Raises the error of an earlier exchange."""
+        """Join exchanges until every trainer has finished the phase, or an exchange has failed."""
         self._leaving.set()
         self._thread.join()
-        self.on_step(0)
 
 
 ExchangeDriver = ForegroundDriver | ShadowDriver
 
 
-def start_exchanges(pace: ExchangePace, exchange: ExchangeKind, paused: Paused = nullcontext) -> ExchangeDriver:
-    """Start the exchanges of a phase at a pace."""
+def start_exchanges(
+    pace: ExchangePace, exchange: ExchangeKind, fail: Fail, paused: Paused = nullcontext
+) -> ExchangeDriver:
+    """Start the exchanges of a phase at a pace; `fail` is called with an error of an exchange in the background."""
     if pace.shadow:
-        return ShadowDriver(exchange, pace.interval, pace.part)
-    return ForegroundDriver(exchange, pace.k, paused)
+        return ShadowDriver(exchange, pace.interval, fail, pace.part)
+    return ForegroundDriver(exchange, pace.k, fail, paused)

@@ -108,12 +108,13 @@ class SocketHub:
 
     def _agree_on_segment(self, channel: SocketChannel, segment_bytes: tuple[int, int]) -> None:
         channel.offer(*segment_bytes)
+        deadline = time.monotonic() + self.patience
         while channel.offering:
-            arrived = self._collect(self.patience)
-            if not arrived and channel.offering:
+            left = deadline - time.monotonic()
+            if channel.closed or left <= 0:
                 channel.close()
                 raise WireError("A peer does not answer the offer of shared memory.")
-            self._ready.extend(arrived)
+            self._ready.extend(self._collect(left))
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         if self._ready:

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -61,7 +62,7 @@ class SendQueue:
     def write(self) -> None:
         """Write queued bytes to the socket until the queue is empty. Raises BlockingIOError or another OSError."""
         while self._pieces:
-            self._drop(self._sock.sendmsg([piece for piece, _ in list(self._pieces)[:BUFFERS_AT_ONCE]]))
+            self._drop(self._sock.sendmsg([piece for piece, _ in islice(self._pieces, BUFFERS_AT_ONCE)]))
 
     def clear(self) -> None:
         """Discard all queued bytes."""

@@ -281,9 +281,9 @@ class SyncRecovery:
         client.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
-        """Tell the collective a batch's index in its step's gradient sum; False if that step is already applied.
+        """Tell the collective a batch's index in its step's gradient sum.
 
-        False where its step is taken already, and only its rows are missing."""
+        Returns False where the dense step is applied already, and only the batch's row gradients are missing."""
         token, place = item.grant.token, self.steps.index_in_sum(item)
         if place is None:
             np.copyto(self._now, self.value)

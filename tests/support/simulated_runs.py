@@ -48,12 +48,9 @@ def config(
 
 
 def run(cfg: RunConfig, data: Path, run_dir: Path, events: list[Event] | None = None) -> dict[str, Any]:
-    """The result event's fields; `events` gets all events."""
+    """The result's fields; `events` gets all events."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    received = [] if events is None else events
-    run_virtual(cfg, open_dataset(data), run_dir, received.append)
-    [result] = [event.fields for event in received if event.name == "result"]
-    return result
+    return run_virtual(cfg, open_dataset(data), run_dir, ([] if events is None else events).append)
 
 
 def model(result: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ are read from and written to the table in place, the dense step takes every grad
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,10 @@ def one(
     path: str, overrides: list[str], rank: int, processes: int, seconds: float, _: str, barrier: Any, out: Any
 ) -> None:
     """Train independently until the time is up, and put the samples per second into `out`."""
-    from plain_loop import WARM_UP, PlainLoop, Trainee
+    from plain_loop import PlainLoop, Trainee, samples_per_second
 
     me = Trainee(path, overrides, rank, processes)
-    step = PlainLoop(me).step
-    for i in range(WARM_UP):
-        step(i)
-    barrier.wait()
-    began, i = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        step(i)
-        i += 1
-    out.put(i * me.batch / (time.perf_counter() - began))
+    out.put(samples_per_second(PlainLoop(me).step, me.batch, seconds, barrier.wait))
 
 
 if __name__ == "__main__":

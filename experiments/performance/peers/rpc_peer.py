@@ -17,7 +17,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from collections import deque
 from pathlib import Path
@@ -164,7 +163,7 @@ def one(
 ) -> None:  # fmt: skip
     """Serve as rank 0; as another rank train until the time is up and put samples per second into `out`."""
     import torch.distributed.rpc as rpc
-    from plain_loop import WARM_UP
+    from plain_loop import samples_per_second
 
     global _state
     warnings.filterwarnings("ignore", message="You are using a Backend")
@@ -180,14 +179,7 @@ def one(
     if rank:
         given = (rpc, path, overrides, rank - 1, options.workers)
         worker = Waiting(*given) if options.messages == "wait" else Worker(*given, options.messages == "one")
-        for _ in range(WARM_UP):
-            worker.step()
-        barrier.wait()
-        began, steps = time.perf_counter(), 0
-        while time.perf_counter() - began < options.seconds:
-            worker.step()
-            steps += 1
-        out.put(steps * worker.me.batch / (time.perf_counter() - began))
+        out.put(samples_per_second(lambda _: worker.step(), worker.me.batch, options.seconds, barrier.wait))
         worker.finish()
     rpc.shutdown()
 

@@ -58,12 +58,11 @@ def test_its_arithmetic_is_found() -> None:
 
 @pytest.mark.usefixtures("nudge")
 def test_it_trains(tmp_path: Path) -> None:
-    data, events = small_data.prepared(tmp_path / "cache", 600), []
+    data = small_data.prepared(tmp_path / "cache", 600)
     cfg = RunConfig(
         mode=ModeConfig("fr_nudge", 32, target="nudging.ForegroundNudge", options={"k": 2, "alpha": 0.01}),
         model=ModelConfig(dim=4, hidden=[8]), cluster=ClusterConfig(name="virtual", workers=3, servers=1),
         train=TrainConfig(global_batch=96),
     )  # fmt: skip
-    run_virtual(check(cfg), open_dataset(data), tmp_path, events.append)
-    [result] = [event.fields for event in events if event.name == "result"]
+    result = run_virtual(check(cfg), open_dataset(data), tmp_path)
     assert result["samples"]["trained"] == 600 and result["replicas"]["exchanges"] > 0

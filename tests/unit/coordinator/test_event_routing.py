@@ -132,6 +132,25 @@ def test_without_checkpoints_nobody_takes_a_servers_place(tmp_path: Path) -> Non
     assert cluster.out == [] and cluster.run.failures.last("S1") is not None
 
 
+@pytest.mark.parametrize(("works", "replaced"), [(False, [True, True, True, False]), (True, [True] * 4)])
+def test_a_server_gets_no_further_successor_after_three_that_died_without_work(
+    tmp_path: Path, works: bool, replaced: list[bool]
+) -> None:
+    cluster = Cluster(tmp_path)
+    core, members = cluster.core, cluster.run.members
+    found: list[bool] = []
+    for incarnation in range(1, 5):
+        cluster.lose("server", 1)
+        found.append(core.on_server_lost(1))
+        if found[-1]:
+            channel = cast(Any, Channel(Peer("server", 1, incarnation), cluster.out))
+            members.hello(channel, Hello("server", 1, "over there"))
+            core.on_server_loaded(channel, CheckpointLoaded(1, -1))
+        if works:
+            core.on_staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
+    assert found == replaced
+
+
 def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_it(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.train()

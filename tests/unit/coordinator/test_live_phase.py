@@ -49,19 +49,20 @@ class Setting:
     """gba, M = 2, batches of 4; two workers, two servers; phase number 7."""
 
     def __init__(
-        self, folder: Path, samples: int = 20, mode: str = "gba", ahead: bool = False, kind: type[Policy] | None = None
-    ) -> None:
+        self, folder: Path, samples: int = 20, mode: str = "gba", ahead: bool = False, kind: type[Policy] | None = None,
+        workers: int = 2,
+    ) -> None:  # fmt: skip
         self.path = folder / "events.log"
-        self.members = Membership(workers=2, servers=2)
+        self.members = Membership(workers, servers=2)
         self.channels: dict[str, Recorder] = {}
-        for role in ("server", "worker"):
-            for index in range(2):
+        for role, count in (("server", 2), ("worker", workers)):
+            for index in range(count):
                 channel = Recorder(role, index, lambda: list(read(self.path)))
                 self.channels[str(channel.peer)] = channel
                 self.members.hello(channel, Hello(role, index, ""))
         self.statistics = Statistics()
-        phase_of_two = Phase(samples, 4, 8, 0, (0, 1), prefetch="data" if ahead else "none")
-        policy = make(mode, phase_of_two) if kind is None else kind(phase_of_two, kind.Options())
+        begun = Phase(samples, 4, 8, 0, tuple(range(workers)), prefetch="data" if ahead else "none")
+        policy = make(mode, begun) if kind is None else kind(begun, kind.Options())
         self.waiting: deque[int] = deque()
         self.log = EventLog(self.path, {})
         phase = TrainingPhase(policy, lambda finished: 1.0 / (1 + finished), self.statistics)
@@ -298,6 +299,25 @@ def test_what_a_dead_worker_had_is_handed_out_again_when_every_server_knows(at: 
     assert at.stage(1, 0, 2), "both parts of the new owner are there"
     at.log.flush()
     assert [r.worker for r in read(at.path) if isinstance(r, LeftRecord)] == [1]
+
+
+def test_a_batch_that_two_failed_workers_had_is_followed_by_another_one(tmp_path: Path) -> None:
+    """In sync W0 gets W1's batch of step 1 unrequested, as it has begun that step; W2 has not, and asks for it."""
+    at = Setting(tmp_path, samples=36, mode="sync", workers=3)
+    for worker in range(3):
+        assert at.training.take(worker)
+    for worker in (0, 1):
+        at.announce(worker, worker)
+        assert at.training.take(worker)
+    for worker in (1, 0):
+        at.training.ignore_worker(worker)
+        at.training.release_batches(worker)
+    assert [grant.batch for grant in at.of("W0", Granted)] == [0, 3, 4]
+    for batch in (2, 3, 4):
+        at.announce(2, batch)
+        assert at.training.requested(batch), "else its worker gets no further batch"
+        assert at.training.take(2)
+    assert [grant.batch for grant in at.of("W2", Granted)] == [2, 3, 4, 5]
 
 
 def test_a_gradient_waits_for_whoever_takes_a_lost_servers_place(at: Setting) -> None:

@@ -35,6 +35,7 @@ from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.server.shard_server import Server
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
 from gbactl.trainer.replica_exchange import CentreSlices, EasgdExchange
+from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.messages import (
     AddReplica,
     AdoptVersion,
@@ -151,6 +152,24 @@ def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_pa
         sentences = [fields["sentence"] for fields in of(heard, "checkpoint") if fields["state"] == "resumed"]
         which = "the centre" if mode in CENTRED else "the mean of the replicas"
         assert sentences == ([f"Every replica begins with {which} of step {chain.last.step}."] if then == mode else [])
+
+
+def test_a_trainer_that_fails_to_send_its_replica_is_replaced(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the checkpoint would wait for the replica to the end of the run."""
+    packed, failed = TrainerCore.packed_replica, list[int]()
+
+    def packs(this: Any, number: int, trains: bool) -> Any:
+        if this.index == 1 and not failed:
+            failed.append(number)
+            raise Killed
+        return packed(this, number, trains)
+
+    monkeypatch.setattr(TrainerCore, "packed_replica", packs)
+    events: list[Event] = []
+    adds_up(run_in_memory(config("shadow_ma"), data, tmp_path, events=events))
+    assert failed and [fields["process"] for fields in of(events, "lost")] == ["W1"]
 
 
 @pytest.mark.usefixtures("saved_early")

@@ -46,6 +46,7 @@ from gbactl.wire.messages import (
     Push,
     PutDense,
     ReloadCheckpoint,
+    ResetOptimizer,
     Save,
     SaveDense,
 )
@@ -503,6 +504,7 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert (orphaned.deaths, {failed["process"] for failed in result["recovery"]}) == (1, {"C", "S0"})
+    assert all(failed["useful_s"] is not None for failed in result["recovery"])
     assert result["refused_frames"] == 0 and result["gradients"]["applied"] <= SAMPLES // 32 + 1
     logged(tmp_path, result)
 
@@ -526,6 +528,52 @@ def test_who_loses_the_coordinator_before_a_server_is_back_ends(
     Orphaned(monkeypatch, AdoptVersion, 0 if save == "cpr" else 4)
     with pytest.raises(ClusterError, match=r"S0 was lost, and then the coordinator, .* type resume="):
         run_in_memory(config("gba", save=save), data, tmp_path)
+
+
+def test_behind_a_failover_a_successor_resets_the_optimizer_as_the_switch_did_that_it_does_not_know(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt, reset = Server._adopt, list[bool]()
+
+    def adopts(this: Any, channel: Any, message: AdoptVersion, frame: Any) -> None:
+        reset.append(message.fresh)
+        adopt(this, channel, message, frame)
+
+    monkeypatch.setattr(Server, "_adopt", adopts)
+    Victim(monkeypatch, Push, 40)
+    orphaned = Orphaned(monkeypatch, ResetOptimizer, 40)
+    schedule = [{"at": {"samples": 384}, "to": "async", "fresh_optimizer": True}]
+    result = run_in_memory(config("gba", every=1000, switch=SwitchConfig(schedule=schedule)), data, tmp_path)
+    adds_up(result)
+    assert orphaned.deaths == 1 and reset == [True]
+    assert [phase.get("fresh_optimizer") for phase in result["phases"]] == [None, True]
+
+
+def test_behind_a_failover_at_the_end_everybody_goes_back_and_trains_what_is_undone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator and then a server are killed while the final checkpoint is saved."""
+    save_last, save, saves = Checkpointing.save_last, Server._save, list[str]()
+
+    def saves_last(this: Any) -> Any:
+        saves.append("last")
+        if len(saves) == 1:
+            raise Killed
+        return save_last(this)
+
+    def saving(this: Any, *message: Any) -> None:
+        if len(saves) == 2 and this.index == 1:
+            saves.append("dead")
+            raise Killed
+        save(this, *message)
+
+    monkeypatch.setattr(Checkpointing, "save_last", saves_last)
+    monkeypatch.setattr(Server, "_save", saving)
+    result = run_in_memory(config("gba", save="full"), data, tmp_path)
+    adds_up(result)
+    assert saves == ["last", "last", "dead", "last"]
+    assert [failed["process"] for failed in result["recovery"]] == ["C", "S1"]
+    assert result["samples"]["rolled_back"] > 0
 
 
 # -- exactness --------------------------------------------------------------------------------------

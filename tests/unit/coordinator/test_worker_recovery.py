@@ -30,6 +30,7 @@ from gbactl.replay.replay_command import replay, sentence
 from gbactl.wire.messages import Event
 from gbactl.wire.reliable import ReliableHub
 from gbactl.worker.client import WorkerClient
+from gbactl.worker.loop import WorkerLoop
 from tests.support import small_data
 from tests.support.deaths import DyingWorker as Victim
 from tests.support.memory_cluster import Killed, run_in_memory
@@ -112,6 +113,34 @@ def test_who_dies_before_it_has_joined_is_replaced_again(
     result = run_in_memory(config("gba", workers=1), data, tmp_path)
     adds_up(result)
     assert len(tries) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_gets_no_further_successor_after_three_that_died_without_work(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """The other one finishes the run; where there is none, the run ends."""
+    plain, tries, enough = WorkerLoop._train, list[int](), threading.Event()
+
+    def train(self: Any, item: Any) -> None:
+        if self.client.index == workers - 1:
+            tries.append(1)
+            if len(tries) == 4:
+                enough.set()
+            raise Killed
+        assert enough.wait(30.0)
+        plain(self, item)
+
+    monkeypatch.setattr(WorkerLoop, "_train", train)
+    events: list[Event] = []
+    if workers == 1:
+        with pytest.raises(PeerGoneError, match=r"W0 is gone\."):
+            run_in_memory(config("gba", workers=1), data, tmp_path)
+    else:
+        adds_up(run_in_memory(config("gba", workers=2), data, tmp_path, events=events))
+        lost = [event.fields["replaced"] for event in events if event.name == "lost"]
+        assert lost == [True, True, True, False]
+    assert len(tries) == 4
 
 
 def test_without_replacement_those_left_finish(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

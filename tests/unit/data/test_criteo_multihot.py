@@ -146,7 +146,5 @@ def test_a_model_trains_on_it_and_learns_from_a_list(tmp_path: Path) -> None:
         "model": {"dim": 4, "hidden": [8]}, "train": {"global_batch": 32}, "optim": {"lr": 0.001}, "data": data,
         "cluster": {"name": "virtual", "workers": 2, "servers": 1}, "mode": {"name": "gba"},
     })  # fmt: skip
-    events: list[Any] = []
-    run_virtual(cfg, open_dataset(prepare(data)), tmp_path, events.append)
-    [result] = [event.fields for event in events if event.name == "result"]
+    result = run_virtual(cfg, open_dataset(prepare(data)), tmp_path)
     assert result["auc"] > 0.8, result

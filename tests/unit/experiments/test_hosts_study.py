@@ -72,7 +72,7 @@ def test_what_was_found_is_not_looked_for_again(scripts: dict[str, ModuleType], 
 
 
 def test_the_table_says_what_was_measured_and_foreseen(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
-    lines = list(scripts["result_tables"].measured(rows))
+    lines = scripts["result_tables"].measured(rows).splitlines()[:-1]
     assert lines[2] == "| 1gbit | 0 | 20 Gbit/s, 30 us | `sync` | 100 (90 - 120) | 110 | +10 % | - | - |"
     relayed = "| 30 | +233 % | 12, +33 % | 5 %, 25 us, 3 |"
     assert lines[5] == f"| 1gbit | 5 | 20 Gbit/s, 30 us | `async` | 9 (9 - 9) {relayed}"
@@ -84,19 +84,19 @@ def test_the_table_says_what_was_measured_and_foreseen(scripts: dict[str, Module
 
 
 def test_the_fastest_mode_of_every_network(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
-    assert list(scripts["result_tables"].paying(rows))[2:] == [
+    assert scripts["result_tables"].paying(rows).splitlines()[2:-1] == [
         "| 1gbit | 0 | `async` | 1.50 | `sync` | 1.00 |",
         "| 1gbit | 5 | `sync` | 1.00 | `async` | 2.73 |",
     ]
-    assert "| `async` | - |" in list(scripts["result_tables"].paying(rows[1:2]))[2]
+    assert "| `async` | - |" in scripts["result_tables"].paying(rows[1:2]).splitlines()[2]
 
 
 def test_bytes_of_a_step(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
-    lines = list(scripts["result_tables"].weights(rows))
+    lines = scripts["result_tables"].weights(rows).splitlines()[:-1]
     assert lines[2] == "| `sync` | fp32 | 1.0 | 2.0 | 0.3 | 0.0 | 3.3 | 100 |"
     assert len({line.count("|") for line in lines}) == 1
 
 
 def test_the_ceiling_is_told(scripts: dict[str, ModuleType]) -> None:
-    said = " ".join(scripts["result_tables"].ceiling(OWN, RELAYED))
+    said = scripts["result_tables"].ceiling(OWN, RELAYED)
     assert "20 Gbit/s, 30 us" in said and "8 Gbit/s, 75 us, of which 45 us" in said and "2 of 12,345" in said

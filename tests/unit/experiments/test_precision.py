@@ -48,9 +48,9 @@ def test_bf16_is_compared_with_fp32_of_the_same_seed(scripts: Any) -> None:
                 made({**options, "precision": "bf16"}, {"auc": auc + off, "logloss": 0.5}, Path()),
                 made({**options, "precision": "fp32"}, {"auc": auc, "logloss": 0.4}, Path()),
             ]
-    sync, gba = scripts["compare_precision"].lines("synthetic", found)
+    sync, gba = (" | ".join(row) for row in scripts["compare_precision"].rows("synthetic", found))
     assert sync == (
-        "| synthetic | sync | `precision=bf16` | 2 | 0.75000 | **-0.00010 +-0.00000** | 0.40000 | +0.10000 +-0.00000 |"
+        "synthetic | sync | `precision=bf16` | 2 | 0.75000 | **-0.00010 +-0.00000** | 0.40000 | +0.10000 +-0.00000"
     )
     assert "| gba | `precision=bf16` | 2 | 0.75000 | -0.00100 +-0.00000 |" in gba
 
@@ -62,21 +62,29 @@ def test_each_setting_has_its_row(scripts: Any) -> None:
             options = {"mode": "gba", "seed": seed, "transport.wire_dtype": kind}
             found.append(made(options, {"auc": auc + off, "logloss": 0.5}, Path()))
     found += [made({"mode": "gba", "seed": "1", "precision": "bf16"}, {"auc": 0.8, "logloss": 0.5}, Path())]
-    rows = scripts["compare_precision"].lines("synthetic", found)
-    assert [row.split(" | ")[2] for row in rows] == [
+    rows = scripts["compare_precision"].rows("synthetic", found)
+    assert [row[2] for row in rows] == [
         "`transport.wire_dtype=fp16`",
         "`transport.wire_dtype=bf16`",
         "`precision=bf16`",
     ]
-    assert "| 2 | 0.75000 | +0.00100 +-0.00000 |" in rows[0]
-    assert "| 2 | 0.75000 | -0.00200 +-0.00000 |" in rows[1]
+    assert rows[0][3:6] == ["2", "0.75000", "+0.00100 +-0.00000"]
+    assert rows[1][3:6] == ["2", "0.75000", "-0.00200 +-0.00000"]
 
 
-def test_a_part_that_is_not_asked_for_stays_as_it_is(scripts: Any) -> None:
+def test_a_part_that_is_not_asked_for_stays_as_it_is(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     text = (FOLDER / "results.md").read_text()
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml", "default"):
         rows, origin = scripts["compare_precision"].kept(text, part.name)
         kinds = 3 if part.name == "synthetic" else 1
-        assert [row.split(" | ")[1] for row in rows] == ["sync"] * kinds + ["gba"] * kinds
-        assert all(row in scripts["compare_precision"].table(rows).splitlines() for row in rows)
+        assert [row[1] for row in rows] == ["sync"] * kinds + ["gba"] * kinds
+        assert all(f"| {' | '.join(row)} |" in text.splitlines() for row in rows)
         assert f"{len(part.cells)} runs" in origin and "code version" in origin
+    monkeypatch.delenv("SIZE", raising=False)
+    monkeypatch.setattr(scripts["study_results"].Results, "place", tmp_path)
+    (tmp_path / "results.md").write_text(text)
+    scripts["compare_precision"].main()
+    table = [line for line in (tmp_path / "results.md").read_text().splitlines() if line.startswith("| ")]
+    assert table == [line for line in text.splitlines() if line.startswith("| ")] and len(table) == 2 + 8

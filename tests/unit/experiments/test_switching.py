@@ -147,6 +147,16 @@ def test_the_table_of_a_day(scripts: Any, tmp_path: Path) -> None:
     assert (tmp_path / "day.png").stat().st_size > 1000
 
 
+def test_the_figure_of_a_day_that_is_tried_out_stands_beside_its_table(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = scripts["study_results"].Results
+    monkeypatch.setattr(results, "place", tmp_path)
+    monkeypatch.setattr(results, "done", lambda study, name: whole_day(scripts))
+    assert "![samples by hour](day.png)" in scripts["write_switching"].day()
+    assert (tmp_path / "day.png").stat().st_size > 1000
+
+
 def test_a_run_that_lasts_no_day_is_refused(scripts: Any) -> None:
     with pytest.raises(SystemExit, match="ended after 4 s, before 6 s; give it more samples"):
         scripts["busy_day"].at([(0.0, 0.0), (4.0, 9.0)], 6.0)

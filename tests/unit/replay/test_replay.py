@@ -66,7 +66,7 @@ def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mod
     cfg = config(mode, data)
     cluster, faults = dataclasses.replace(cfg.cluster, name="virtual"), FaultsConfig(plans=plans)
     cfg = dataclasses.replace(cfg, cluster=cluster, faults=faults)
-    run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+    run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path)
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)
     assert verdict["gradients"] + verdict["dropped"] == 2 * BATCHES
@@ -105,7 +105,7 @@ def test_with_servers_that_hold_rows_alone_it_comes_out_again(
     cfg = config(mode, data)
     cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name=backend, dense_servers=1))
     if backend == "virtual":
-        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path)
     else:
         record(cfg, tmp_path)
     verdict = replay(tmp_path, path=tmp_path / "m.npz")
@@ -217,7 +217,7 @@ def test_switches_within_an_epoch_come_out_again(
     cfg = dataclasses.replace(config(order[0], data), switch=switch)
     if backend == "virtual":
         cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
-        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path)
     else:
         record(cfg, tmp_path)
     switches = [r for r in event_log.read(tmp_path / "events.log") if getattr(r, "kind", 0) == event_log.SWITCH]
@@ -235,7 +235,7 @@ def test_what_a_switch_gave_up_comes_out_again(data: dict[str, Any], tmp_path: P
     faults = FaultsConfig(plans=[{"kind": "constant", "workers": [1], "factor": 100.0}])
     cfg = dataclasses.replace(config("gba", data), switch=switch, faults=faults)
     cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
-    run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+    run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path)
     records = list(event_log.read(tmp_path / "events.log"))
     assert sum(isinstance(r, StopRecord) for r in records) == 1
     assert [r.batches for r in records if isinstance(r, ForgoRecord)] == [2]
@@ -259,7 +259,7 @@ def test_numbers_that_are_denormal_are_flushed_alike_everywhere(tmp_path: Path, 
     else:
         (tmp_path / "run").mkdir()
         cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
-        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path / "run", lambda event: None)
+        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path / "run")
     verdict = replay(tmp_path / "run", path=tmp_path / "last.npz")
     assert verdict["identical"]
     with np.load(tmp_path / "last.npz") as last:

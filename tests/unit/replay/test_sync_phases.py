@@ -40,7 +40,7 @@ def planned(
 def recorded(cfg: RunConfig, folder: Path) -> None:
     if cfg.cluster.name == "virtual":
         folder.mkdir(exist_ok=True)
-        run_virtual(cfg, open_dataset(prepare(cfg.data)), folder, lambda event: None)
+        run_virtual(cfg, open_dataset(prepare(cfg.data)), folder)
     else:
         record(cfg, folder)
 

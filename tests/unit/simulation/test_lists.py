@@ -44,10 +44,7 @@ def of_model(cfg: RunConfig, name: str) -> RunConfig:
 
 def virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path) -> dict[str, Any]:
     run_dir.mkdir(parents=True, exist_ok=True)
-    events: list[Any] = []
-    run_virtual(cfg, dataset, run_dir, events.append)
-    [result] = [event.fields for event in events if event.name == "result"]
-    return dict(result)
+    return run_virtual(cfg, dataset, run_dir)
 
 
 @pytest.mark.quick(3)

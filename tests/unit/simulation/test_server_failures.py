@@ -19,7 +19,7 @@ from gbactl.errors import ClusterError, EventLogError
 from gbactl.replay.event_log_scan import scan
 from gbactl.simulation.process_failures import FailureInjection, ServerFailures
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.simulated_run import simulate_timing
+from gbactl.simulation.simulated_run import ZeroComputeCluster
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import KIND, AddReplica, BeginPhase, Event, Inspect, Pull, ReloadCheckpoint, Save
 from tests.support.failures import logged
@@ -262,7 +262,7 @@ def test_a_server_that_is_lost_at_any_moment(
 
 def test_times_alone_are_simulated_through_a_full_recovery(data: Path, tmp_path: Path) -> None:
     cfg = saving("full", "gba", KILL)
-    real, found = run(cfg, data, tmp_path / "real"), simulate_timing(cfg, open_dataset(data), tmp_path)
+    real, found = run(cfg, data, tmp_path / "real"), ZeroComputeCluster(cfg, open_dataset(data), tmp_path).run()
     for key in ("virtual_seconds", "samples", "staleness_histogram"):
         assert found[key] == real[key]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -179,15 +181,25 @@ def test_who_runs_where() -> None:
 @pytest.mark.parametrize("mode", ["sync", "gba"])
 def test_a_thousand_workers_run_and_nothing_of_theirs_is_left(long: Path, tmp_path: Path, mode: str) -> None:
     cfg = config(mode, workers=1000, global_batch=2000, cost={"workers_per_host": 1, "spread": "lognormal"})
-    results: list[dict[str, Any]] = []
-    cluster = VirtualCluster(
-        cfg, open_dataset(long), tmp_path, lambda e: results.append(e.fields) if e.name == "result" else None
-    )
-    cluster.run()
-    adds_up(results[0], 4000)
-    assert len(results[0]["per_worker"]) == 1000
+    cluster = VirtualCluster(cfg, open_dataset(long), tmp_path)
+    result = cluster.run()
+    adds_up(result, 4000)
+    assert len(result["per_worker"]) == 1000
     assert all(server.shard.staged == () for server in cluster.servers)
     assert all(not worker.core.queue and not worker.core.pulls for worker in cluster.workers)
+
+
+def test_a_finished_cluster_is_freed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, usual = [], VirtualCluster.__init__
+
+    def noted(self: VirtualCluster, *args: Any) -> None:
+        made.append(weakref.ref(self))
+        usual(self, *args)
+
+    monkeypatch.setattr(VirtualCluster, "__init__", noted)
+    run(config("gba"), data, tmp_path)
+    gc.collect()
+    assert [each() for each in made] == [None]
 
 
 def test_progress_is_told_by_samples_and_ends_at_all_of_them(long: Path, tmp_path: Path) -> None:
@@ -211,6 +223,16 @@ def test_evaluations_within_a_day_are_points_of_its_curve(four_days: Path, tmp_p
     assert {phase["samples"] for phase in result["phases"] if phase["mode"] == "sync"} <= {256, 128, 216, 88, 600}
     if mode == "sync":
         assert model(result) == model(plain) and result["global_step"] == plain["global_step"]
+
+
+@pytest.mark.parametrize("mode", ["async", "shadow_easgd"])
+def test_an_evaluation_within_a_day_waits_for_every_gradient(four_days: Path, tmp_path: Path, mode: str) -> None:
+    """Only a switch gives up after its deadline what is in flight."""
+    cfg = config(mode)
+    cfg.train.eval_every, cfg.switch.drain_seconds = 200, 0.0
+    result = run(cfg, four_days, tmp_path)
+    adds_up(result, 2400)
+    assert len(result["phases"]) >= 12 and result["samples"]["decayed"] == 0
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "hop_bs", "shadow_ma"])

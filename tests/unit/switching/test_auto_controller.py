@@ -27,8 +27,10 @@ from gbactl.switching.auto_controller import (
     SwitchDecision,
     expected_maximum,
 )
+from gbactl.wire.messages import OrderStep
 from gbactl.worker.loop import WorkerLoop
 from tests.support import small_data
+from tests.support.deaths import Death
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import EVERY
 
@@ -38,7 +40,7 @@ COLUMNS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size
 
 def crew(*seconds: float, mode: str = SYNC, **options: float) -> AutoController:
     """Workers whose gradients of 10 samples take so long, seen at second 0."""
-    made = AutoController(len(seconds), 10 * len(seconds), 10, AutoOptions(**{**EAGER, **options}))
+    made = AutoController(10 * len(seconds), 10, AutoOptions(**{**EAGER, **options}))
     made.begin(0.0, mode)
     for _ in range(8):
         for worker, took in enumerate(seconds):
@@ -50,14 +52,19 @@ def steps(controller: AutoController, mode: str, every: float, samples: int, beg
     """A phase of ten steps, one `every` so many seconds, whose gradients take 1 s; when the last one was."""
     controller.begin(begin, mode)
     for number in range(1, 11):
-        for worker in range(controller.workers):
+        for worker in seen(controller):
             controller.add_measurement(begin + number * every, worker, 1.0, 10)
         controller.on_step(begin + number * every, number * samples)
     return begin + 10 * every
 
 
+def seen(controller: AutoController) -> set[int]:
+    """The workers of which there are measurements."""
+    return set(controller._seconds_per_sample)
+
+
 def looked(controller: AutoController, now: float = 0.0) -> SwitchDecision:
-    look = controller.decide(now)
+    look = controller.decide(now, seen(controller))
     assert look is not None
     return look
 
@@ -70,18 +77,18 @@ def test_sync_waits_for_the_slowest_and_gba_adds_up() -> None:
 
 
 def test_nothing_is_said_before_everybody_was_seen_a_few_times() -> None:
-    made = AutoController(2, 20, 10, AutoOptions())
+    made = AutoController(20, 10, AutoOptions())
     made.begin(0.0, SYNC)
     for worker in (0, 0, 0, 0, 1, 1, 1):
         made.add_measurement(0.0, worker, 1.0, 10)
-        assert made.decide(99.0) is None
+        assert made.decide(99.0, {0, 1}) is None
     made.add_measurement(0.0, 1, 1.0, 10)
     assert looked(made, 99.0).workers == 2
 
 
 @pytest.mark.parametrize("mode", sorted(set(EVERY) - {SYNC, GBA}))
 def test_nothing_is_said_in_another_mode(mode: str) -> None:
-    assert crew(1.0, 4.0, mode=mode).decide(99.0) is None
+    assert crew(1.0, 4.0, mode=mode).decide(99.0, {0, 1}) is None
 
 
 def test_a_share_is_required_and_no_hurry() -> None:
@@ -151,12 +158,13 @@ def test_workers_are_taken_as_they_are_now() -> None:
         for worker in range(3):
             made.add_measurement(float(second), worker, 1.0, 10)
     assert looked(made, 24.0).gba == pytest.approx(30.0)
-    made.remove_worker(2)
-    assert (looked(made, 24.0).gba, looked(made, 24.0).workers) == (pytest.approx(20.0), 2)
+    look = made.decide(24.0, {0, 1})
+    assert look is not None and (look.gba, look.workers) == (pytest.approx(20.0), 2)
+    assert made.decide(24.0, {0, 1, 2}) is None, "its successor was not seen yet"
 
 
 def test_other_batch_sizes_count_by_their_samples() -> None:
-    made = AutoController(2, 40, 20, AutoOptions(**EAGER))
+    made = AutoController(40, 20, AutoOptions(**EAGER))
     made.begin(0.0, GBA)
     for _ in range(4):
         made.add_measurement(0.0, 0, 1.0, 10)
@@ -174,7 +182,7 @@ def simulated(
     now, mode, switches, batch = 0.0, SYNC, list[tuple[float, str]](), controller.local_batch
     while now < until:
         controller.begin(now, mode)
-        gradients, due = 0, dict.fromkeys(range(controller.workers), now)
+        gradients, due = 0, dict.fromkeys(range(len(factors(now))), now)
         while now < until:
             times = factors(now)
             if mode == SYNC:
@@ -190,7 +198,7 @@ def simulated(
                 gradients += 1
             if gradients % len(times) == 0:
                 controller.on_step(now, batch * gradients)
-            look = controller.decide(now)
+            look = controller.decide(now, due.keys())
             if look is not None and look.wanted != mode:
                 mode = look.wanted
                 switches.append((now, mode))
@@ -202,7 +210,7 @@ def test_a_straggler_that_comes_and_goes() -> None:
     def factors(now: float) -> list[float]:
         return [1.0] * 7 + [6.0 if 100 <= now < 200 else 1.0]
 
-    made = AutoController(8, 80, 10, AutoOptions(window=10.0, minimum_stay=5.0, hysteresis=0.05))
+    made = AutoController(80, 10, AutoOptions(window=10.0, minimum_stay=5.0, hysteresis=0.05))
     (there, first), (back, second) = simulated(made, factors, 400.0)
     assert (first, second) == (GBA, SYNC)
     assert 100 < there < 130 and 200 < back < 230
@@ -212,7 +220,7 @@ def test_a_straggler_that_comes_and_goes() -> None:
 def test_a_calm_cluster_never_switches(seed: int, spread: float) -> None:
     """Step times that vary by a few percent, whatever the seed."""
     draw = random.Random(seed)
-    made = AutoController(4, 40, 10, AutoOptions(minimum_stay=0.0, window=5.0))
+    made = AutoController(40, 10, AutoOptions(minimum_stay=0.0, window=5.0))
     assert simulated(made, lambda _: [1.0 + 0.2 * spread * draw.random() for _ in range(4)], 60.0) == []
 
 
@@ -221,7 +229,7 @@ def test_rates_that_hover_around_a_threshold_do_not_flap(seed: int) -> None:
     """gba / sync wanders within what hysteresis allows: at most one switch, however short the stay."""
     draw = random.Random(seed)
     options = AutoOptions(window=1e-6, margin=0.3, hysteresis=0.15, minimum_stay=0.0)
-    made = AutoController(2, 20, 10, options)
+    made = AutoController(20, 10, options)
     middle = (options.enter * options.leave) ** 0.5
     mode, switches = SYNC, 0
     for number in range(200):
@@ -240,7 +248,7 @@ def test_rates_that_hover_around_a_threshold_do_not_flap(seed: int) -> None:
 
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.2, 20.0)), min_size=1, max_size=100), st.floats(0.0, 20.0))
 def test_nobody_stays_shorter_than_the_minimum(changes: list[tuple[float, float]], stay: float) -> None:
-    made = AutoController(2, 20, 10, AutoOptions(window=1.0, minimum_stay=stay))
+    made = AutoController(20, 10, AutoOptions(window=1.0, minimum_stay=stay))
     now, mode, since = 0.0, SYNC, 0.0
     made.begin(now, mode)
     for gap, slow in changes:
@@ -261,14 +269,14 @@ def test_nobody_stays_shorter_than_the_minimum(changes: list[tuple[float, float]
             st.tuples(st.just("add_measurement"), st.integers(0, 2), st.floats(1e-3, 1e3), st.integers(0, 20)),
             st.tuples(st.just("on_step"), st.integers(0, 1000)),
             st.tuples(st.just("begin"), st.sampled_from([SYNC, GBA, "bsp"])),
-            st.tuples(st.just("decide")),
+            st.tuples(st.just("decide"), st.sets(st.integers(0, 2))),
         ),
         max_size=200,
     ),
     st.floats(0.0, 3.0),
 )
 def test_whatever_happens_a_look_has_positive_numbers(events: list[Any], gap: float) -> None:
-    made = AutoController(3, 30, 10, AutoOptions())
+    made = AutoController(30, 10, AutoOptions())
     now = 0.0
     for name, *given_ in events:
         now += gap
@@ -303,8 +311,14 @@ def test_what_is_old_is_forgotten_but_for_a_few(gaps: list[float], seconds: floa
     assert len(kept) == min(MOST, max(len(young), min(FEW, len(times))))
 
 
-def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failover", [False, True])
+def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failover: bool
+) -> None:
+    """Nor by a coordinator that takes over after ten of 42 steps."""
     plain = WorkerLoop._train
+    if failover:
+        Death(monkeypatch, tmp_path / "run", 20, of=OrderStep)
 
     def train(self: Any, item: Any) -> None:
         if self.client.index == 1:
@@ -322,7 +336,7 @@ def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, mon
     )
     result = run_in_memory(check(cfg), small_data.prepared(tmp_path / "cache", 8000), tmp_path / "run")
     looks = [json.loads(line) for line in (tmp_path / "run" / AUTO_FILE).read_text().splitlines()]
-    assert looks and {look["workers"] for look in looks} == {2}
+    assert looks[-1]["step"] > 20 and {look["workers"] for look in looks} == {2}
     assert {look["wanted"] for look in looks} == {"sync"}
     why = {look["obstacle"] for look in looks}
     assert why - {"the run has handed out its last batch"} == {"W1 died, and sync needs every worker"}

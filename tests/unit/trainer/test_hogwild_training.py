@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gbactl.config import (
 from gbactl.coordinator.event_log import SWITCH, InfoRecord, read
 from gbactl.errors import PeerGoneError
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense
+from gbactl.trainer.replica_exchange import AveragingRounds
 from gbactl.wire.messages import Event
 from tests.support import small_data
 from tests.support.in_memory_collective import MemoryGroup
@@ -267,6 +269,36 @@ def test_threads_on_one_replica(data: Path, tmp_path: Path, mode: str, batch_nor
     told = result["replicas"]
     assert (told["hogwild_threads"], told["elp"]) == (3, 192)
     assert result["auc"] > 0.55
+
+
+def test_an_error_in_an_exchange_of_a_trainer_out_of_data_ends_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W1 comes to its k-th iteration when W0 has computed the rest: it would wait for ever for W0's answer."""
+    k, steps, replicas = 20, Counter[int](), dict[int, Any]()
+    exchange, finish = AveragingRounds.exchange_once, TrainerDense.finish
+    arrived, failed = threading.Event(), threading.Event()
+
+    def exchanges(this: Any, leaving: bool) -> bool:
+        if this.statistics.idle and this.replica is replicas[0]:
+            failed.set()
+            raise ValueError("no mean")
+        return exchange(this, leaving)
+
+    def finishes(this: Any, item: Any, gradient: Any) -> None:
+        index, replicas[this.client.index] = this.client.index, this.replica
+        steps[index] += 1
+        if (index, steps[index]) == (0, 2):
+            assert arrived.wait(30.0)
+        if (index, steps[index]) == (1, k):
+            arrived.set()
+            assert failed.wait(30.0)
+        finish(this, item, gradient)
+
+    monkeypatch.setattr(AveragingRounds, "exchange_once", exchanges)
+    monkeypatch.setattr(TrainerDense, "finish", finishes)
+    with pytest.raises(ValueError, match="no mean"):
+        run_in_memory(config("fr_ma", 2, k=k), data, tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["fr_ma", "fr_easgd"])

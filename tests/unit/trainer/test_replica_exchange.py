@@ -37,6 +37,11 @@ def ones(times: float = 1.0) -> Any:
     return np.full(SIZE, times, np.float32)
 
 
+def nobody(error: BaseException) -> None:
+    """No exchange fails."""
+    raise AssertionError from error
+
+
 def all_of(targets: list[Any]) -> None:
     """Run in threads, to their end."""
     errors: list[BaseException] = []
@@ -186,7 +191,7 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
     def drive(rank: int) -> ForegroundDriver:
         mine = group.member(rank)
         mine.sum_live_ranks()
-        return ForegroundDriver(AveragingRounds(replicas[rank], make("ma", SIZE, {}), notes[rank], mine), 2)
+        return ForegroundDriver(AveragingRounds(replicas[rank], make("ma", SIZE, {}), notes[rank], mine), 2, nobody)
 
     def busy() -> None:
         loop = drive(0)
@@ -224,7 +229,7 @@ def test_when_all_are_out_of_data_no_round_moves_anything(trainers: int) -> None
         meeting = AveragingRounds(replicas[rank], rule, ExchangeStatistics(), group.member(rank))
         accept = meeting.apply
         meeting.apply = lambda began: (accept(began), rounds.release())[0]  # type: ignore[method-assign]
-        loop = ForegroundDriver(meeting, 100)
+        loop = ForegroundDriver(meeting, 100, nobody)
         loop.idle()
         for _ in range(3):
             assert rounds.acquire(timeout=LIMIT)
@@ -242,7 +247,7 @@ def test_trainers_of_unequal_speed_end_without_waiting_for_ever(shadow: bool) ->
     def trainer(rank: int) -> None:
         mine = replica(float(rank))
         meeting = AveragingRounds(mine, make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), group.member(rank))
-        loop = start_exchanges(ExchangePace(shadow, 0.0, 4), meeting)
+        loop = start_exchanges(ExchangePace(shadow, 0.0, 4), meeting, nobody)
         for count in range(steps[rank]):
             mine.step(ones(0.0), 1.0, 1.0)
             loop.on_step(count + 1)
@@ -261,7 +266,7 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
         return ones(0.0)
 
     notes = ExchangeStatistics()
-    loop = ShadowDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 0.0)
+    loop = ShadowDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 0.0, nobody)
     assert asked.wait(LIMIT)
     for count in range(1000):
         mine.step(ones(-1.0), 1.0, 1.0)
@@ -272,20 +277,24 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
     assert notes.exchanges >= 1 and notes.foreground == 0.0
 
 
-def test_a_shadow_that_failed_is_told_of_in_the_compute_loop() -> None:
-    failed = threading.Event()
+@pytest.mark.parametrize("shadow", [True, False])
+def test_an_exchange_that_fails_in_the_background_is_told_of_at_once(shadow: bool) -> None:
+    """In the foreground, of a trainer out of data, which takes no step any more."""
+    failed, told = threading.Event(), list[BaseException]()
 
     def ask(sent: Any, alpha: float) -> Any:
-        failed.set()
         raise ClusterError("another rank is gone.")
 
-    loop = ShadowDriver(CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask), 0.0)
+    def fail(error: BaseException) -> None:
+        told.append(error)
+        failed.set()
+
+    exchange = CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask)
+    loop = start_exchanges(ExchangePace(shadow, 0.0, 4), exchange, fail)
+    loop.idle()
     assert failed.wait(LIMIT)
-    loop._thread.join(LIMIT)
-    with pytest.raises(ClusterError, match="another rank is gone"):
-        loop.on_step(1)
-    with pytest.raises(ClusterError, match="another rank is gone"):
-        loop.close()
+    loop.close()
+    assert [str(error) for error in told] == ["another rank is gone."]
 
 
 def test_the_foreground_exchanges_every_k_iterations() -> None:
@@ -297,7 +306,7 @@ def test_the_foreground_exchanges_every_k_iterations() -> None:
         return ones(0.0)
 
     notes = ExchangeStatistics()
-    loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3)
+    loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3, nobody)
     for count in range(10):
         mine.step(ones(1.0), 1.0, 1.0)
         loop.on_step(count + 1)
@@ -310,7 +319,7 @@ def test_with_an_infinite_interval_nothing_is_exchanged() -> None:
         raise AssertionError("nobody asked for that")
 
     loop = ShadowDriver(
-        CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask), float("inf")
+        CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask), float("inf"), nobody
     )
     loop.on_step(1)
     loop.close()
@@ -343,7 +352,7 @@ def test_the_first_pause_is_its_part_of_the_interval() -> None:
 
     notes = ExchangeStatistics()
     meeting = CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), notes, ask)
-    loop = start_exchanges(ExchangePace(True, 1000.0, part=1e-6), meeting)
+    loop = start_exchanges(ExchangePace(True, 1000.0, part=1e-6), meeting, nobody)
     assert asked.wait(LIMIT)
     loop.close()
     assert notes.exchanges == 1

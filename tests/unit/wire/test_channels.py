@@ -10,7 +10,7 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire import frames
-from gbactl.wire.messages import DropSlice, Push, TakeBatch, unpack
+from gbactl.wire.messages import DropSlice, Event, Push, TakeBatch, unpack
 from tests.support.hubs import SERVER, SLOT, WORKER, Pair, noise
 from tests.support.in_memory import MemoryHub
 
@@ -39,6 +39,13 @@ def test_payloads_of_every_size_arrive_whole(pair: Pair, nbytes: int) -> None:
 def test_a_payload_that_was_not_reserved_arrives_too(pair: Pair, nbytes: int) -> None:
     pair.far.send(DropSlice(1, 2), noise(nbytes))
     assert pair.receive(pair.near_hub) == [(DropSlice(1, 2), noise(nbytes).tobytes())]
+
+
+def test_the_phases_of_a_run_with_thousands_of_evaluations_arrive(pair: Pair) -> None:
+    phase = {"day": "day 3", "mode": "gba", "samples": 10**6, "eps": 12345.6, "auc": 0.8, "staleness_histogram": {}}
+    told = Event("phase", {"phases": [{**phase, "first_sample": number} for number in range(20_000)]})
+    pair.far.send(told)
+    assert pair.receive(pair.near_hub) == [(told, b"")]
 
 
 def test_messages_arrive_in_order_with_or_without_payload(pair: Pair) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -328,6 +329,37 @@ def test_a_peer_on_another_host_gets_everything_by_wire(monkeypatch: pytest.Monk
     pair.near.send(DropSlice(0, 0), out)
     assert pair.receive(pair.far_hub) == [(DropSlice(0, 0), bytes([5]) * SLOT)]
     pair.close()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_an_offer_of_shared_memory_that_nobody_answers_fails_while_others_talk(pair: Pair, dies: bool) -> None:
+    other, over = auth.Peer("server", 1), threading.Event()
+
+    def talk() -> None:
+        for number in range(200):
+            if over.wait(0.05):
+                return
+            pair.far.send(TakeBatch(number))
+
+    with closing(SocketHub(KEY, other, bind="127.0.0.1")) as silent:
+
+        def admit() -> None:
+            while not silent._channels:
+                silent.poll(0.01)
+            if dies:
+                next(iter(silent._channels)).close()
+
+        threads = [threading.Thread(target=each) for each in (talk, admit)]
+        for thread in threads:
+            thread.start()
+        pair.near_hub.patience = 1.0
+        began = time.monotonic()
+        with pytest.raises(WireError, match="does not answer the offer"):
+            pair.near_hub.connect(silent.address, (SLOT, SLOT), other)
+        assert time.monotonic() - began < 5.0
+        over.set()
+        for thread in threads:
+            thread.join(SECONDS)
 
 
 def test_a_malformed_slot_number_after_attaching(shared: Pair) -> None:

@@ -118,10 +118,7 @@ def flat(cfg: RunConfig) -> FlatModel:
 def virtually(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
     """Run it on one virtual host: messages count as shared memory there, an all-reduce does not."""
     there = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
-    events: list[Any] = []
-    run_virtual(there, open_dataset(prepare(there.data)), run_dir, events.append)
-    [result] = [event.fields for event in events if event.name == "result"]
-    return dict(result)
+    return run_virtual(there, open_dataset(prepare(there.data)), run_dir)
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])

@@ -349,6 +349,3 @@ class Shard:
         held = [part.nbytes for part in self._staged.values()] + ([] if self._notes is None else [self._notes.nbytes])
         value, *moments = [array.nbytes for array in self._dense_arrays] or [0]
         return {**self.rows.nbytes, "dense": value, "dense_moments": sum(moments), "staged": sum(held)}
-
-
-__all__ = ["GradientSlice", "Shard", "ShardSpec", "StepOrder"]

@@ -11,8 +11,9 @@ import numpy as np
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.server.checkpoint_writer import RowChooser, ShardSaver
+from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.shard import DenseSpec, Shard, ShardSpec
+from gbactl.store.shard import Shard, ShardSpec
 
 POSITION: dict[str, Any] = {
     "step": 3, "round": 0, "label": "day 0", "seconds": 1.5, "ended": False, "unread": [[16, 40], [48, 64]],

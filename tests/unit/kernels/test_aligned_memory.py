@@ -14,7 +14,8 @@ from gbactl.kernels.base import aligned_full, aligned_zeros
 SCRIPT = """
 import numpy as np, sys
 from gbactl.kernels import load
-from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.shard import Shard, ShardSpec
 def peak():
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM")) * 1024
 def cycle(rows):

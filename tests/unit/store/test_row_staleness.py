@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
+from gbactl.store.shard import Shard, ShardSpec
 
 F = np.float32
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]

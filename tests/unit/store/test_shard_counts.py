@@ -12,8 +12,9 @@ import pytest
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec, dense_range
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.optimizers import OptimizerSpec
-from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
+from gbactl.store.shard import Shard, ShardSpec
 
 ROWS, WIDTH, BATCH = 203, 17, 12
 CARDINALITIES = np.array([100, 3, 100])

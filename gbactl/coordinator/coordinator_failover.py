@@ -181,7 +181,7 @@ class Failover:
         commands = logged.feed_tail(self.journal.records)
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
-            clock.first = self.state.standstill.at
+            clock.first, clock.last = self.state.standstill.at, self.run.hub.now()
         if self.announced:  # the latest time possible: the log has no times
             clock.gradients = (self.journal.detected_at, self.journal.detected_at)
         for shard, state in sorted(self._server_states.items()):

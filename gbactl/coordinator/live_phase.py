@@ -45,15 +45,17 @@ MOST_JOINS = 4  # more than a worker may hold at once
 
 @dataclass
 class PhaseClock:
-    """Times of a phase's first hand-out and of its first and last announced gradient, in seconds by `now`."""
+    """Times of a phase's first and last hand-out and first and last announced gradient, in seconds by `now`."""
 
     now: Callable[[], float]
     first: float | None = None
+    last: float = 0.0
     gradients: tuple[float, float] | None = None  # times of the first and last announcement
 
     def tick(self) -> None:
         """Record the time of a hand-out."""
-        self.first = self.now() if self.first is None else self.first
+        self.last = self.now()
+        self.first = self.last if self.first is None else self.first
 
     def announced(self) -> None:
         """Record the time of an announced gradient."""

@@ -34,7 +34,7 @@ def of_real(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Advice:
 
 
 def best(found: Advice) -> tuple[str, float]:
-    """Fastest mode whose measured AUC counts, and its EPS over sync's."""
+    """Fastest mode whose measured AUC is as good as sync's, and the ratio of its EPS to sync's."""
     top = max((each for each in found.standings if each.counts), key=lambda each: each.rate)
     return top.mode, top.rate
 

@@ -1,4 +1,4 @@
-"""Table of study 1: cost of saving and failing for a job, and effect on AUC, as Markdown. Pure; costs a second."""
+"""Markdown table of study 1: overhead of checkpoints and failures, and their effect on AUC. Pure; costs a second."""
 
 from __future__ import annotations
 

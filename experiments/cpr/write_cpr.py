@@ -26,7 +26,7 @@ def beside(name: str, none: str, table: Callable[[Sequence[Done], Sequence[Done]
 
 
 def of_mode(mode: str) -> str:
-    """Section of study 1 in another mode."""
+    """Section on the overhead of checkpoints and failures (study 1) in another mode."""
     cells, none = ([c for c in STUDY.done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
     return f"{STUDY.origin('modes')}\n{overhead_table.table(cells, none)}"
 

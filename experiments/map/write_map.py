@@ -125,7 +125,7 @@ def table(aucs: Map, ratios: Map, axis: str) -> str:
 
 
 def leads(found: Iterable[Done], axis: str, title: str) -> str:
-    """Markdown table of gba's AUC minus that of each derived mode, by value and workers; bold where within SAFE."""
+    """Table of gba's AUC minus that of each mode not in NOT_DERIVED, by value and workers; bold if within SAFE."""
     less = compared(found, axis, lambda result, gba: auc_difference(gba, result), "gba")
     values, workers = axes_of(less)
     rows = []

@@ -40,7 +40,7 @@ class Point:
 
     @property
     def micros(self) -> float:
-        """Microseconds of a core a sample, all processes together."""
+        """CPU time per sample of all processes together, in microseconds."""
         return 1e6 * sum(self.cores.values()) / self.rate if self.rate else math.nan
 
 

@@ -175,7 +175,7 @@ class _Hub:
 
 
 def weigh(rows: int) -> tuple[int, dict[str, int]]:
-    """Resident bytes and account of a server of `rows` rows after a step on every row."""
+    """Resident bytes of a server after a step on all of its `rows` rows, and its own account of its memory by kind."""
     with tempfile.TemporaryDirectory(prefix="gbactl-memory-") as folder:
         served = Served(rows, Path(folder))
         try:

@@ -136,7 +136,7 @@ def operators(bench: Bench) -> str:
 
 
 def of_node(node: str, found: Sequence[Stack], us: float) -> str:
-    """Table of a node; `us`: CPU time a sample used by all processes of its role."""
+    """Table of the functions that use most time on a node; `us`: CPU time per sample of all processes of its role."""
     shown, total = own(found).most_common(TOP), sum(stack.count for stack in found)
     lines = [f"### {node}: {NODES[node]}", "", f"{us:.2f} us of CPU a sample for its role, {total} looks.", ""]
     lines += ["| thread | function | share | us a sample |", "| --- | --- | ---: | ---: |"]

@@ -53,7 +53,7 @@ class Job:
 
 
 class Load(NamedTuple):
-    """What a resource has to carry, in a unit, and what it can."""
+    """Load of a resource (`carries`) and its capacity (`can`), in the same unit."""
 
     resource: str
     carries: float
@@ -62,7 +62,7 @@ class Load(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How many times what it can carry; above 1 it breaks."""
+        """Load divided by capacity; above 1 the resource is overloaded."""
         return self.carries / self.can
 
 

@@ -161,7 +161,7 @@ class EmulatedHub:
             heapq.heappush(self._arrivals, (self._free[worker], self.gradients, node, grant, self.version))
 
     def _arrive(self) -> None:
-        """Stage the gradient that is computed next on every server."""
+        """Advance the emulated clock to the next finished gradient, and report it as staged by every server."""
         self.clock, _, node, grant, version = heapq.heappop(self._arrivals)
         self.ended = self._so_far()
         for shard, server in enumerate(self.servers):

@@ -17,13 +17,13 @@ STUDY = Results(Path(__file__).resolve().with_name("sweep.yaml"))
 
 
 def switched(*parts: str) -> str:
-    """Section of study 1 on some parts, whose lines are compared with the all-sync of the first."""
+    """Section on AUC after a switch (study 1) in some parts; the baseline is the first part's all-sync runs."""
     origins = [STUDY.origin(part) for part in parts]
     return "\n".join([*origins, both_ways.table([cell for part in parts for cell in STUDY.done(part)])])
 
 
 def day() -> str:
-    """Section of study 2."""
+    """Section on a day of varying load on a shared cluster (study 2)."""
     found = STUDY.done("day")
     busy_day.plot(busy_day.days(found), STUDY.place / "day.png")
     tables = busy_day.table(found), "![samples by hour](day.png)\n", "What auto decided:\n", busy_day.decisions(found)

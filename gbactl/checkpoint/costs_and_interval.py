@@ -196,7 +196,7 @@ def _saves(costs: JobCosts, interval: float) -> float:
 
 
 def bases(costs: JobCosts, interval: float, parts: int, every: int) -> float:
-    """Compute the cost of whole saves under partial recovery, an addition of gbactl to the published equations.
+    """Compute the extra cost of whole saves (all rows) under partial recovery; the published equations lack it.
 
     It is (1 - 1/parts) O_s floor(T / (every T_s)). Each of the `parts` saves in an interval has a part of the rows;
     the last one in `every` intervals has all of them (0: never); see SaveSchedule."""

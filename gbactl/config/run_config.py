@@ -276,7 +276,7 @@ class Condition(NamedTuple):
     holds: Callable[[RunConfig], bool]
 
     def covers(self, key: str) -> bool:
-        """Whether it is a condition of this dotted key; the name of a group's option has none."""
+        """Whether this condition applies to a dotted key; none applies to the key `name` of a group."""
         group, _, rest = key.partition(".")
         return group == self.group and rest != "name" and (not self.keys or rest in self.keys)
 

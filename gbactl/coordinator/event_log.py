@@ -83,8 +83,9 @@ class JoinedRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """Event log record: the phase ends before the batch numbered `batch`, as the run switches its mode, a worker's
-    successor needs the dense parameters, or a full recovery begins."""
+    """Event log record: the phase ends early, before the batch numbered `batch`.
+
+    The run switches its mode, a worker's successor needs the dense parameters, or a full recovery begins."""
 
     batch: int
 

@@ -284,8 +284,7 @@ class RecoveryTimes:
         self.failures.append(FailureRecord(process, kind, at, self.now()))
 
     def record_takeover(self, failure: str, detected: float, last_sign: float) -> None:
-        """Record that this coordinator replaces a failed one; it was `detected` then, and `last_sign`
-        is the time of its last sign of life."""
+        """Record the predecessor's failure and this takeover; `last_sign`: time of the former's last sign of life."""
         kind, at = self.state.injected.pop("C", (failure, last_sign))
         self.failures.append(FailureRecord("C", kind, min(at, detected), detected, self.now()))
 

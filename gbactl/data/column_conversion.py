@@ -183,7 +183,7 @@ def lists_of(
 
 
 def weights_of(column: pl.Series, values: pl.Series, separator: str) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Return the weights of all values of lists, and which rows have not one of at least 0 for each of their values.
+    """Return the weights of all list values, and a mask of the rows without exactly one weight >= 0 per value.
 
     `column`: lists of weights, written as the lists of `values` are. In such a row every weight is 1."""
     (lengths, _), (own, flat) = _flat(values, separator), _flat(column, separator)
@@ -219,7 +219,7 @@ def _tokens(column: pl.Series) -> set[str]:
 
 
 def marked_numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, dict[str, str], str]:
-    """Return a column's numbers, null where a cell is none, their marks as options of a schema, and these in words.
+    """Parse a column as numbers (else null); also return its decimal and thousands marks as options and in words.
 
     `decimal_comma`: whether 1,234 is rather 1.234. Commas between groups of three digits alone are of a list if no
     cell shows that the groups are of one number, by a shorter first group or a group that begins with 0."""

@@ -375,7 +375,7 @@ def _list(column: pl.Series, guess: Guess, reason: str, **options: str) -> Guess
 
 
 def _numeric(number: pl.Series, guess: Guess, written_as: Mapping[str, str], marks: str) -> Guess:
-    """Guess the transform of numbers; `written_as`: the options for their marks; `marks`: these in words."""
+    """Guess the transform of a numeric column; `written_as`, `marks`: its number format as options and in words."""
     values = number.to_numpy()
     low, high, middle, mean = (float(of(values)) for of in (np.min, np.max, np.median, np.mean))
     skewed = low >= 0 and high > 100 and mean > 1.5 * middle

@@ -131,7 +131,7 @@ class StopRequest:
         self._refusal = ""
 
     def refuse(self, why: str) -> None:
-        """End the run at once at a stop signal: no checkpoint can be saved, for the reason `why`."""
+        """Let a stop signal end the run at once, as no checkpoint can be saved for the reason `why`."""
         self.seconds, self._refusal = 0.0, why
 
     def poll(self, tell: Callable[[Event], None]) -> None:

@@ -88,7 +88,7 @@ class _Workers:
         require(ledger.read == ledger.finished == phase.samples, f"{self.what} {counted}; {told}.")
 
     def _serve(self) -> None:
-        """Ask again for the workers that wait, if the policy says that it has something to hand out."""
+        """Repeat the waiting workers' requests if the policy's `openings` shows that it may now grant them."""
         if self.policy.openings != self.openings:
             self.openings = self.policy.openings
             for _ in range(len(self.waiting)):

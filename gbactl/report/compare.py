@@ -181,7 +181,7 @@ def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
 
 
 def _of_label(label: str, columns: Sequence[Column], named: Set[str]) -> str:
-    """Say that all columns are of one round, but for those whose metrics rounds have not; `named`: all metrics."""
+    """Say that all columns are of one round, except those that only the whole run has; `named`: all metrics."""
     of_rounds = {"decayed_percent", *(name.partition("/")[0] for name in named if name.endswith(f"/{label}"))}
     whole = [column.title for column in columns if not of_rounds & set(column.metrics)]
     but = f"; of the whole run: {', '.join(whole)}" if whole else ""

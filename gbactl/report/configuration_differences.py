@@ -121,7 +121,7 @@ def values_of(found: Iterable[Settings]) -> dict[str, set[str]]:
 
 
 def _varying(found: Iterable[Settings]) -> list[str]:
-    """List the keys that have different values in the configurations `found`, but for seeds that are the run's own."""
+    """List the keys with different values in `found`, except the seed and the seeds that equal it in every run."""
     known = list(found)
     names = (key for key, values in values_of(known).items() if len(values) > 1)
     return sorted(key for key in names if not _follows_seed(key, known))

@@ -162,7 +162,7 @@ def _figures(report: Report, drawn: Mapping[str, Sequence[Curves]]) -> list[Spec
 
 
 def binned(points: Sequence[tuple[float, float | None, float]], edges: Sequence[float]) -> list[float]:
-    """Average a curve within cells: point i is the mean from x[i - 1] to x[i]; nan where a cell has no value.
+    """Compute a curve's weighted mean in each cell, from edges[i] to edges[i + 1]; nan where a cell has no value.
 
     points: (x, value or None, weight), ascending; edges: the cells' n + 1 ends. Returns n values."""
     known = [(x, value, weight) for x, value, weight in points if value is not None and math.isfinite(value)]

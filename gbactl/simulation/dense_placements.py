@@ -203,7 +203,7 @@ class ReplicatedDense(DensePlacement):
             self.ring.sum(self.flat.size, sorted(self._finished), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
-        """Let a worker that waits in the all-reduce first compute a batch of the same step that it was given since."""
+        """If a worker that awaits the all-reduce was granted another batch of the step, let it compute that first."""
         _, item = self._finished.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._finished[worker.index]

@@ -326,8 +326,7 @@ class ShardSlices:
         self.client, self.cuts, self.held = client, cuts, nonempty_slices(cuts)
 
     def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
-        """Fetch all servers' slices and store them in the whole vector `block`, in the context `still`,
-        within which no thread uses it.
+        """Fetch all servers' slices into the whole vector `block`; `still`: context in which no thread uses the vector.
 
         Raises the error that ended the run."""
         found = self.client.get_dense(self.held)

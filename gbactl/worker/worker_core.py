@@ -194,7 +194,7 @@ class WorkerCore:
         return []
 
     def begins_training(self, phase: BeginPhase) -> bool:
-        """Whether a new phase trains, and no training phase was before it: the wait until then is none of training."""
+        """Whether a new phase trains and the one before did not: the wait before it does not count as training."""
         return phase.training and (self.phase is None or not self.phase.training)
 
     def _begin(self, phase: BeginPhase) -> None:

@@ -59,7 +59,8 @@ def test_what_a_group_itself_mixes_has_to_agree_in_a_pair() -> None:
     report = compare(mixed + other, by=["tags.takes_over"])
     assert group(report, "gba").difference.n == 1
     assert group(report, "gba").difference.mean == pytest.approx(0.05)
-    assert [each.reason for each in report.left_out] == ["no partner in sync (they differ in faults.plans)"]
+    why = "no partner in sync (they differ in faults.plans)"
+    assert [(each.run, each.reason) for each in report.left_out] == [(other[1].label, why)]
     assert "gba: compared with 1 of 2 runs of sync, whose AUC is 0.80000." in report.notes
 
 

@@ -105,14 +105,19 @@ class OpenSweep:
         self.best: list[tuple[str, str]] = []
 
     def close(self, status: str) -> None:
-        """End the parent run as FINISHED, FAILED or KILLED."""
+        """End the parent run as FINISHED, FAILED or KILLED, and update its comparison a last time.
+
+        Jobs that ended at the same time may have missed each other's results; short ones have drawn no figures."""
         os.environ.pop(PARENT_RUN, None)
         if self.before is not None:
             os.environ[PARENT_RUN] = self.before
-        if self.tracked is not None and (unsent := self.tracked.finish(status, END_SECONDS)):
-            _say(unsent)
+        unsent = "" if self.tracked is None else self.tracked.finish(status, END_SECONDS)
         if self.lock is not None:
             self.lock.release()
+        if unsent:
+            _say(unsent)
+        elif self.tracked is not None:
+            _renew(tracking_uri(self.tracking.uri), self.tracked.opened(0.0) or "", figures=True)
 
     def delete(self) -> bool:
         """Delete the parent run, which has ended, from the store if it has no runs there; return whether it did."""
@@ -239,27 +244,26 @@ class SweepCallback(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
         """Update the comparison of the runs that have ended; after a short job, do not redraw the figures."""
-        self._renew(figures=time.monotonic() - self.began > SHORT_SECONDS)
+        _renew(self.uri, self.run_id, figures=time.monotonic() - self.began > SHORT_SECONDS)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Update the comparison a last time, as jobs that ended at the same time may have missed each other's results.
-
-        Tell the best trials of a sweep that tunes."""
-        self._renew(figures=True)
+        """Tell the best trials of a sweep that tunes."""
         found = Path(config.hydra.sweep.dir) / BEST
         if found.exists() and _open:
             objective = list(config.objective)
             _open[-1].tuned(best_trials(yaml.safe_load(found.read_text()), _typed(config), objective))
 
-    def _renew(self, figures: bool) -> None:
-        if not self.run_id:
-            return
-        from gbactl.report.report_command import renew_sweep
 
-        try:
-            renew_sweep(self.uri, self.run_id, figures)
-        except Exception as error:  # the next job's end tries again
-            _say(f"The comparison in the sweep's MLflow run could not be renewed: {error}")
+def _renew(uri: str, run_id: str, figures: bool) -> None:
+    """Update the comparison in a sweep's MLflow run; `run_id` is "" where the store has not answered."""
+    if not run_id:
+        return
+    from gbactl.report.report_command import renew_sweep
+
+    try:
+        renew_sweep(uri, run_id, figures)
+    except Exception as error:  # the next job's end, or that of the sweep, tries again
+        _say(f"The comparison in the sweep's MLflow run could not be renewed: {error}")
 
 
 def _typed(config: DictConfig) -> list[str]:

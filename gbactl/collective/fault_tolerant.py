@@ -104,7 +104,7 @@ class FaultTolerantCollective(ABC):
         return _Handle(ring, in_ring, own)
 
     def _give(self, name: str, buffer: Any) -> Any:
-        """Give this rank's summand, also in case the ring breaks. Returns its handle; None if out of memory.
+        """Record this rank's summand in case the ring breaks. Returns its handle; None if out of memory.
 
         A failed rank then ends the run."""
         if not self._has_memory:

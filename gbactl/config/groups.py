@@ -160,7 +160,7 @@ NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order", "dims")}  # 
 
 
 def common_keys(kind: type[Any]) -> list[str]:
-    """List the keys of a group, given its dataclass, that all its options have."""
+    """List the keys that all options of a group have; `kind`: the group's dataclass."""
     return [each.name for each in dataclasses.fields(kind) if each.name != "options"]
 
 

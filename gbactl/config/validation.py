@@ -1,6 +1,6 @@
-"""Building of a run's configuration from plain containers, and the checks that span several of its fields.
+"""Validation of a run's configuration: the rules between its fields, and its construction from plain containers.
 
-Each rule that holds between several fields has a sentence on what to type."""
+The error of each rule says what to type."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def typed_name(field: str) -> str:
 
 
 def drawn(where: str, distribution: str | None, sigma: float | None, shape: float | None) -> None:
-    """Raise ConfigError if a random fault is given the parameter of another distribution than its own, if any."""
+    """Raise ConfigError if a parameter (sigma, shape) is given that the distribution, if any, does not have."""
     for name, value, owner in (("sigma", sigma, "lognormal"), ("shape", shape, "pareto")):
         require(value is None or distribution == owner, f"{where}.{name} belongs to distribution: {owner}.")
 

@@ -464,7 +464,7 @@ def _failures(report: Report, writer: Any) -> None:
 
 
 def _interval(found: Difference | None) -> list[object]:
-    """Return mean, half of the interval and number of pairs."""
+    """Return the mean difference, half the width of its interval, and the number of pairs."""
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
 
 

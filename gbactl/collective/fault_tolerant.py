@@ -130,7 +130,7 @@ class FaultTolerantCollective(ABC):
                     raise
                 self._leave_ring(str(error))
         if handle.own is None:
-            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
+            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and the fallback lacks memory.")
         self.sum_given(handle.own)
 
     def _leave_ring(self, why: str) -> None:

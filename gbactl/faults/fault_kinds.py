@@ -121,7 +121,7 @@ class TimedFault(Fault):
         return [value for value in (self.step, self.time, self.mtbf) if value is not None]
 
     def check(self, where: str) -> None:
-        require(len(self.given) <= 1, f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
+        require(len(self.given) <= 1, f"{where} (kind {self.kind}) takes only one of step, time and mtbf.")
         shaped = self.distribution in SHAPED
         require(self.shape is None or shaped, f"{where}.shape belongs to distribution: {' or '.join(SHAPED)}.")
         require(self.times is None or self.mtbf is not None, f"{where}.times belongs to mtbf.")

@@ -136,21 +136,25 @@ class OpenSweep:
         if self.tracked is not None:
             self.tracked.tag({"gbactl.best": "\n".join(text for _, text in best)})
 
-    def show(self) -> None:
-        """Print the comparison of the sweep's runs, and what to type next, on standard output."""
+    def show(self, finished: Sequence[Path]) -> None:
+        """Print the comparison of the sweep's runs, and what to type next, on standard output.
+
+        Without tracking, the runs are those in the directories `finished`."""
         commands = list(self.best)
+        if found := self._comparison(finished):
+            print(f"\n{found}")
         if self.tracked is not None:
-            if found := self._comparison(self.tracked):
-                print(f"\n{found}")
             commands += after_runs(self.tracking, self.tracked.opened(0.0) or "")
         if commands:
             print("\n".join(f"{f'{purpose}:':<14} {text}" for purpose, text in commands), flush=True)
 
-    def _comparison(self, tracked: TrackedRun) -> str:
-        from gbactl.report.report_command import sweep_table
+    def _comparison(self, finished: Sequence[Path]) -> str:
+        from gbactl.report.report_command import directories_table, sweep_table
 
         try:
-            return sweep_table(tracking_uri(self.tracking.uri), tracked.opened(END_SECONDS) or "")
+            if self.tracked is None:
+                return directories_table(finished)
+            return sweep_table(tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "")
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")
             return ""
@@ -159,15 +163,16 @@ class OpenSweep:
 _open: list[OpenSweep] = []
 
 
-def close_sweeps(status: str, show: bool = False, discard: bool = False) -> None:
+def close_sweeps(status: str, show: bool = False, discard: bool = False, finished: Sequence[Path] = ()) -> None:
     """End the parent run of the sweep that this process has begun, if any; `show`: also print its comparison.
 
-    `discard`: delete the parent run instead, if it has no runs."""
+    `finished`: directories of the runs that have finished in this process. `discard`: delete the parent run instead,
+    if it has no runs."""
     while _open:
         sweep = _open.pop()
         sweep.close(status)
         if not (discard and sweep.delete()) and show:
-            sweep.show()
+            sweep.show(finished)
 
 
 def parent_tags() -> dict[str, str]:

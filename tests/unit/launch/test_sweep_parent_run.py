@@ -17,6 +17,7 @@ from gbactl.launch.training_run import train
 from gbactl.report.report_command import selected
 from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
 from gbactl.tracking.run_description import CommandLine
+from tests.support.metric_groups import is_grouped
 
 SMALL = (
     "cluster=virtual", "data.days=2", "data.rows_per_day=1500", "data.max_cardinality=100", "data.numeric=2",
@@ -54,6 +55,7 @@ def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     assert {run.data.tags[PARENT] for run in children} == {parent.info.run_id}
     assert all(run.data.tags["gbactl.command"].endswith("'+tracking.tags.at=x${seed}'") for run in children)
     assert (parent.info.run_name, parent.info.status) == ("sync,gba", "FINISHED")
+    assert [name for run in children for name in run.data.metrics if not is_grouped(name)] == []
     note = parent.data.tags[NOTE]
     assert (
         note.startswith("**Against sync: gba: ") and "| gba | 1 |" in note and "gbactl train -m cluster=virtual" in note
@@ -123,7 +125,9 @@ def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pyt
     assert len(list(tmp_path.glob("gba-*/result.json"))) == 1
     said = capsys.readouterr().err
     assert "did not take everything" in said and said.count("the sweep's runs have no parent run there") == 1
-    sweep(tmp_path, "mode=gba", "seed=1", "tracking.enabled=false")
+    sweep(tmp_path, "mode=gba,sync", "seed=1", "tracking.enabled=false")
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in told if re.match("(gba|sync) +1 ", line)] == [["sync", "1"], ["gba", "1"]]
     assert not list(tmp_path.glob("runs/*-sweep-*/*.jsonl"))[1:]
 
 

@@ -4,7 +4,9 @@
 of the node with an actor. If the node is dead, the actor takes the CPUs of any other node that is no host of the run,
 and if there is none, Ray's autoscaler sees what is missing. The actor does nothing but start the agent, which dials
 back to the driver, encrypted under a key that Ray's channel carries. The driver passes the agent's bytes on. It ends
-with the actor, which Ray reports dead when the node is. No other process of gbactl imports Ray, and none imports grpc.
+with the actor, which Ray reports dead when the node is. No placement group is used: it would reserve all its places at
+once, on nodes of Ray's choice, whereas each host is chosen by its name, and replaced alone. Of gbactl's processes only
+the drivers, and the one that lists the nodes, import Ray; none imports the package grpc.
 """
 
 from __future__ import annotations

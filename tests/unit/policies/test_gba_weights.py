@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.policies import Decision, GbaOptions, Policy, Step, make
-from gbactl.policies.gba import weight
+from gbactl.policies.gba import GbaOptions, weight
+from gbactl.policies.policy import Decision, Policy, Step, make
 from tests.support.policy_driver import phase
 
 

@@ -59,7 +59,6 @@ from gbactl.worker.worker_core import (
     DenseTransfer,
     PullRows,
     Question,
-    ReleaseFrames,
     TellCoordinator,
     WorkerCore,
 )
@@ -310,8 +309,6 @@ class VirtualWorker:
                 command.item.became_next_at = self.shared.events.now
                 if not command.item.pulled:  # otherwise it begins when its rows have arrived
                     self.shared.placements.now.resume(self)
-            elif type(command) is ReleaseFrames:
-                command.item.release()
             else:
                 if type(command) is BatchComplete:
                     self.shared.placements.now.resume(self)

@@ -46,7 +46,6 @@ from gbactl.worker.worker_core import (
     DenseTransfer,
     PullRows,
     Question,
-    ReleaseFrames,
     TellCoordinator,
     WorkerCore,
     push_views,
@@ -171,8 +170,6 @@ class WorkerClient:
             elif type(command) is ComputeNext:
                 command.item.became_next_at = time.perf_counter()
                 self.on_next_batch(command.item.grant.token)
-            elif type(command) is ReleaseFrames:
-                command.item.release()
             else:
                 self._cv.notify_all()
 

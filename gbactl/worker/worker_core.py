@@ -120,12 +120,6 @@ class PullRows(NamedTuple):
     index: Any
 
 
-class ReleaseFrames(NamedTuple):
-    """Command: release the received frames of an abandoned batch."""
-
-    item: BatchInProgress
-
-
 class ComputeNext(NamedTuple):
     """Command: a batch was put first in the queue; a thread that waits for an all-reduce may have to compute it."""
 
@@ -142,7 +136,7 @@ class CheckForWork(NamedTuple):
     """Command: wake the compute threads to look for a question, for abandoned batches, or for the end of the run."""
 
 
-Command = TellCoordinator | PullRows | ReleaseFrames | ComputeNext | BatchComplete | CheckForWork
+Command = TellCoordinator | PullRows | ComputeNext | BatchComplete | CheckForWork
 
 
 class WorkerCore:
@@ -225,8 +219,8 @@ class WorkerCore:
         commands: list[Command] = []
         for item in given_up:
             item.abandoned = True
-            if not item.pulled or len(item.answers) == self.servers:
-                commands.append(ReleaseFrames(item))
+            if len(item.answers) == self.servers:
+                item.release()
             commands += self.request_another(item)
         return [*commands, *self.pull_ahead(self.threads - self.computing), CheckForWork()]
 
@@ -305,7 +299,9 @@ class WorkerCore:
         if complete:
             del self.pulls[rows.request]
         if item.abandoned:
-            return [ReleaseFrames(item)] if complete else []
+            if complete:
+                item.release()
+            return []
         if rows.dense:
             self.have_dense[shard] = rows.version
         item.row_versions[shard], item.dense_versions[shard] = rows.version, self.have_dense[shard]

@@ -198,16 +198,12 @@ class WorkerClient:
                     dense.write(s, rest)
                 channel.send(push, out)
 
-    def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
-        """Fetch the slices of the dense vector with optimizer state from some shards, as copies.
+    def get_dense(self, shards: Collection[int]) -> dict[int, tuple[int, Floats]]:
+        """Fetch slices of the dense vector with optimizer state: (optimizer steps, values) by shard.
 
         Raises the error that ended the run."""
         self._transfer({shard: (GetDense(), None) for shard in shards})
-        found = self._dense_transfer.take_received()
-        values = {shard: found[shard][1].payload.view(np.float32).copy() for shard in shards}
-        for _, frame in found.values():
-            frame.release()
-        return {shard: (found[shard][0], values[shard]) for shard in shards}
+        return self._dense_transfer.take_received()
 
     def put_dense(self, message: PutDense | AddReplica, parts: Mapping[int, Floats]) -> None:
         """Send some shards their dense slice with its optimizer state, and wait until every shard has stored it."""
@@ -310,11 +306,8 @@ class WorkerClient:
             self._carry_out(self.core.handle(message))
         elif type(message) in self.coordinator_handlers:
             self.coordinator_handlers[type(message)](message)
-        elif isinstance(message, DenseState):
-            self._dense_transfer.on_answer(self._shard_of(shard), (message, frame))
-            self._cv.notify_all()
-        elif isinstance(message, Ack):
-            self._dense_transfer.on_answer(self._shard_of(shard))
+        elif isinstance(message, DenseState | Ack):
+            self._dense_transfer.on_answer(self._shard_of(shard), message, frame)
             self._cv.notify_all()
         elif isinstance(message, ShardRelocated):
             self._relocated(message)

@@ -22,6 +22,7 @@ from gbactl.store.dense import DenseBlock
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Abandon,
+    Ack,
     BeginPhase,
     CloseReplicas,
     DenseState,
@@ -381,7 +382,7 @@ class DenseTransfer:
     """Transfer of dense slices from or to the servers: open requests and received slices. One transfer at a time."""
 
     def __init__(self) -> None:
-        self._states: dict[int, tuple[DenseState, Frame]] = {}
+        self._states: dict[int, tuple[int, Floats]] = {}
         self._requests: dict[int, tuple[Any, Bytes | None]] = {}
 
     def begin(self, requests: Mapping[int, tuple[Any, Bytes | None]]) -> None:
@@ -393,18 +394,19 @@ class DenseTransfer:
         """Whether all shards have answered."""
         return not self._requests
 
-    def on_answer(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
-        """Record a shard's answer: an acknowledgement, or its slice in `state`."""
+    def on_answer(self, shard: int, message: DenseState | Ack, frame: Frame) -> None:
+        """Record a shard's answer: an acknowledgement, or its slice, which is copied."""
         self._requests.pop(shard, None)
-        if state is not None:
-            self._states[shard] = state
+        if isinstance(message, DenseState):
+            self._states[shard] = message.step, frame.floats()
+        frame.release()
 
     def message_to_repeat(self, shard: int) -> tuple[Any, Bytes | None] | None:
         """Return the message to repeat to a failed server's replacement; None if the shard had already answered."""
         return self._requests.get(shard)
 
-    def take_received(self) -> dict[int, tuple[DenseState, Frame]]:
-        """Return and clear the received slices by shard; the caller has to release their frames."""
+    def take_received(self) -> dict[int, tuple[int, Floats]]:
+        """Return and clear the received slices by shard: the optimizer's step count, and the values with its state."""
         states, self._states = self._states, {}
         return dict(sorted(states.items()))
 

@@ -17,6 +17,7 @@ from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     Abandon,
+    Ack,
     BeginPhase,
     DenseState,
     GetDense,
@@ -434,18 +435,21 @@ def test_a_transfer_is_done_when_all_have_answered_and_asks_those_again_who_have
     transfer, ask = DenseTransfer(), (GetDense(), None)
     assert transfer.done
     transfer.begin({2: ask, 0: ask})
-    frame = Frame(1, b"", NO_BYTES)
-    transfer.on_answer(2, (DenseState(4), frame))
+    released = list[int]()
+    ones = np.ones(2, np.float32).view(np.uint8)
+    transfer.on_answer(2, DenseState(4), Frame(1, b"", ones, lambda: released.append(2)))
     assert not transfer.done
     assert (
         transfer.message_to_repeat(0) == ask
         and transfer.message_to_repeat(2) is None
         and transfer.message_to_repeat(1) is None
     )
-    transfer.on_answer(0, (DenseState(5), frame))
-    assert transfer.done and list(transfer.take_received()) == [0, 2] and not transfer.take_received()
+    transfer.on_answer(0, DenseState(5), Frame(1, b"", NO_BYTES, lambda: released.append(0)))
+    found = {shard: (step, values.tolist()) for shard, (step, values) in transfer.take_received().items()}
+    assert transfer.done and list(found.items()) == [(0, (5, [])), (2, (4, [1.0, 1.0]))] and released == [2, 0]
+    assert not transfer.take_received()
     transfer.begin({1: (PutDense(3), NO_BYTES)})
-    transfer.on_answer(1)
+    transfer.on_answer(1, Ack(), Frame(1, b"", NO_BYTES))
     assert transfer.done and not transfer.take_received()
 
 

@@ -14,10 +14,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gbactl.collective.base import Collective, InterruptibleRing, RankSlot, Rendezvous, SingleRankCollective
+from gbactl.collective.base import Collective, RankSlot, Rendezvous, Ring
 from gbactl.collective.fault_tolerant import FaultTolerantCollective
-from gbactl.collective.gloo import GlooRendezvous
-from gbactl.collective.horovod import HorovodRendezvous, require_own_name
+from gbactl.collective.gloo import GlooCollective, GlooRendezvous
+from gbactl.collective.horovod import HorovodCollective, HorovodRendezvous, require_own_name
 from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
 from gbactl.errors import ConfigError
 
@@ -72,33 +72,25 @@ class ExternalFallback(Rendezvous):
 def connect(
     late: bool = False, elsewhere: Callable[[int, int], FaultTolerantCollective] | None = None, item: int = 4
 ) -> Collective:
-    """Join the collective described by this process's environment; without one, form a group of one.
+    """Join the collective described by this process's environment.
 
     `late`: as the replacement of a worker, whose ring is broken. `elsewhere(rank, size)`: creates the fallback of ranks
     without common memory. `item`: bytes of a value in a ring (see base.ring_item).
 
     Raises ClusterError when the ring does not form."""
-    name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
-    rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
+    name, folder = os.environ["GBACTL_COLLECTIVE"], os.environ.get("GBACTL_SUM_FOLDER")
+    rank, size = int(os.environ["GBACTL_RANK"]), int(os.environ["GBACTL_SIZE"])
     found: FaultTolerantCollective | None = None
     if folder is not None:
         found = SharedMemoryCollective(Path(folder), rank, size)
     elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
         found = elsewhere(rank, size)
     if found is None:
-        return SingleRankCollective() if late else _ring(name, item)
+        return _ring(name, item)
     if name != "shm":
         found.use_ring(None if late else _ring(name, item))
     return found
 
 
-def _ring(name: str, item: int) -> InterruptibleRing:
-    if name == "horovod":
-        from gbactl.collective.horovod import HorovodCollective
-
-        return HorovodCollective(item)
-    if name == "gloo":
-        from gbactl.collective.gloo import GlooCollective
-
-        return GlooCollective(os.environ, item)
-    return SingleRankCollective()
+def _ring(name: str, item: int) -> Ring:
+    return HorovodCollective(item) if name == "horovod" else GlooCollective(os.environ, item)

@@ -323,13 +323,18 @@ class WorkerClient:
 
     def _on_closed(self, shard: int | None) -> None:
         """Handle a closed connection: await a server's replacement; raise PeerGoneError if it was the coordinator's."""
-        name = "the coordinator" if shard is None else f"S{shard}"
-        error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:
-            raise error
+            raise self._lost("the coordinator" if shard is None else f"S{shard}")
         self.routes.park(shard)
         self._on_server_failure(shard)
-        self._successor_timers[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
+        self._await_successor(shard)
+
+    def _lost(self, name: str) -> PeerGoneError:
+        return PeerGoneError(f"W{self.index} lost its connection to {name}.")
+
+    def _await_successor(self, shard: int) -> None:
+        """End this worker after `patience` seconds unless it has connected to a shard's new server by then."""
+        self._successor_timers[shard] = timer = threading.Timer(self.patience, self.fail, (self._lost(f"S{shard}"),))
         timer.daemon = True
         timer.start()
 
@@ -350,6 +355,7 @@ class WorkerClient:
         if shard in self._successor_timers:
             self._successor_timers.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:
+            self._await_successor(shard)
             return
         self._carry_out(self.core.repeat_pulls(shard))
         request = self._dense_transfer.message_to_repeat(shard)

@@ -19,9 +19,6 @@ from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.collective.gloo import GlooCollective, GlooRendezvous
 from gbactl.collective.horovod import HorovodCollective, HorovodRendezvous, require_own_name
 from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
-from gbactl.errors import ConfigError
-
-NAMES = ("horovod", "gloo", "shm")
 
 
 def check_here(name: str) -> None:
@@ -46,10 +43,8 @@ def open_rendezvous(
     `rank_slots`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
     fails.
 
-    Raises MissingDependencyError when Horovod is asked for and is not installed, ConfigError for an unknown name,
-    ClusterError when `bind` cannot be bound."""
-    if name not in NAMES:
-        raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
+    Raises MissingDependencyError when Horovod is asked for and is not installed, ClusterError when `bind` cannot be
+    bound."""
     if name == "shm":
         return SharedMemoryRendezvous(size)
     made: Rendezvous

@@ -264,7 +264,7 @@ def _same_user(sock: socket.socket) -> bool:
 
 
 def _closed() -> bytes:
-    raise ConnectionResetError("A connection closed before it proved that it knows this run's key.")
+    raise ConnectionResetError(auth.HUNG_UP)
 
 
 class RejectionCounter(Counter[str]):

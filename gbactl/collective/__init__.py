@@ -52,16 +52,9 @@ def open_rendezvous(
         made = HorovodRendezvous(size, bind, cycle_time_ms, rank_slots)
     else:
         made = GlooRendezvous(size, bind, run_dir)
-    if survives:
-        made.fallback = SharedMemoryRendezvous(size) if rank_slots is None and available() else ExternalFallback(size)
+    if survives and rank_slots is None and available():
+        made.fallback = SharedMemoryRendezvous(size)
     return made
-
-
-class ExternalFallback(Rendezvous):
-    """Rendezvous for ranks that share no memory, where the workers create the fallback themselves (see `connect`)."""
-
-    def own(self, rank: int) -> dict[str, str]:
-        return {"GBACTL_SUM_ELSEWHERE": "1"}
 
 
 def connect(
@@ -70,7 +63,8 @@ def connect(
     """Join the collective described by this process's environment.
 
     `late`: as the replacement of a worker, whose ring is broken. `elsewhere(rank, size)`: creates the fallback of ranks
-    without common memory. `item`: bytes of a value in a ring (see base.ring_item).
+    without common memory; None: a rank that fails ends the run. `item`: bytes of a value in a ring (see
+    base.ring_item).
 
     Raises ClusterError when the ring does not form."""
     name, folder = os.environ["GBACTL_COLLECTIVE"], os.environ.get("GBACTL_SUM_FOLDER")
@@ -78,7 +72,7 @@ def connect(
     found: FaultTolerantCollective | None = None
     if folder is not None:
         found = SharedMemoryCollective(Path(folder), rank, size)
-    elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
+    elif elsewhere is not None:
         found = elsewhere(rank, size)
     if found is None:
         return _ring(name, item)

@@ -109,14 +109,14 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded(two: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = 150
+    room, pwrite = 150, os.pwrite
 
     def write_at(fd: int, data: memoryview, at: int) -> int:
         if at >= room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return os.pwrite(fd, data[: room - at], at)
+        return pwrite(fd, data[: room - at], at)
 
-    monkeypatch.setattr(tensor_file, "write_at", write_at)
+    monkeypatch.setattr(os, "pwrite", write_at)
     with pytest.raises(OSError, match="No space left"):
         write_tensors(tmp_path / "a.safetensors", TENSORS, {})
     assert list(tmp_path.iterdir()) == []
@@ -127,10 +127,10 @@ def test_a_file_takes_its_room_before_its_first_byte_and_leaves_some(
 ) -> None:
     def write_at(fd: int, data: memoryview, at: int) -> int:
         written.append(os.fstat(fd).st_blocks * 512)
-        return os.pwrite(fd, data, at)
+        return pwrite(fd, data, at)
 
-    written: list[int] = []
-    monkeypatch.setattr(tensor_file, "write_at", write_at)
+    written, pwrite = list[int](), os.pwrite
+    monkeypatch.setattr(os, "pwrite", write_at)
     free = shutil.disk_usage(tmp_path).free
     expected = r"it needs [\d,]+ bytes; [\d,]+ are free there, of which [\d,]+ are kept for"
     with pytest.raises(OSError, match=expected) as told:

@@ -332,7 +332,7 @@ class WorkerCore:
 
     def must_answer(self) -> bool:
         """Whether to answer a question of the coordinator now: all batches granted before the question are done."""
-        return bool(self.questions) and not self.computing and self._question_due()
+        return not self.computing and self._question_due()
 
     def _question_due(self) -> bool:
         """Whether the coordinator's oldest open question must be answered before the next batch is started."""

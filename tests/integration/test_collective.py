@@ -181,7 +181,7 @@ def test_idle_strangers_hold_nobody_up(meeting_of) -> None:
             if number % 2:
                 stranger.sendall(b"GET /sec")
         assert ask(meeting.port, "PUT", f"/{meeting.secret}:{meeting.port}/global/key", b"value") == 200
-        assert len(meeting.visitors) <= MOST_VISITORS
+        assert len(meeting.visitors._deadlines) <= MOST_VISITORS
         assert threading.active_count() - before <= 2 * MOST_VISITORS
         assert ask(meeting.port, "GET", f"/{meeting.secret}:{meeting.port}/global/key") == 200
 

@@ -131,7 +131,7 @@ def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) 
 
 
 def python_number(value: Any) -> Any:
-    """Convert a real number, such as NumPy's float32, to a float; return an int, or what is no number, as it is."""
+    """Convert a real number, such as NumPy's float32, to a float; return an int and any other value as it is."""
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 

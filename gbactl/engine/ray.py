@@ -47,7 +47,8 @@ class RayEngine(HostsEngine):
         try:
             asked = subprocess.run(ask, capture_output=True, text=True, timeout=NODES_SECONDS)
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; check its head node.") from None
+            why = f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; check its head node."
+            raise ConfigError(why) from None
         if asked.returncode:
             raise ConfigError((asked.stderr.strip().splitlines() or ["Ray did not name its nodes."])[-1])
         return asked.stdout.split()

@@ -72,6 +72,7 @@ from gbactl.tracking.final_metrics import (
     useless,
 )
 from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, tracking_uri
+from gbactl.tracking.result_file import RESULT, plain, write_result
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
     MODE_TAG,
@@ -561,9 +562,9 @@ class LaunchedRun:
             result["warnings"] = self.warnings
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
-        result = dict(run_dirs.plain(result))
+        result = dict(plain(result))
         try:
-            run_dirs.write_result(self.run_dir, result)
+            write_result(self.run_dir, result)
         except NoRoomError as error:
             if status == "FINISHED":
                 self._end("FAILED", {"error": str(error)})
@@ -576,7 +577,7 @@ class LaunchedRun:
             if result["run_id"] != self.tracked.run_id:  # the store answered only now
                 result["run_id"] = self.tracked.run_id
                 with contextlib.suppress(NoRoomError):
-                    run_dirs.write_result(self.run_dir, result)
+                    write_result(self.run_dir, result)
         return result
 
     def _log_model(self, result: dict[str, Any]) -> None:
@@ -636,7 +637,7 @@ class LaunchedRun:
                 self.tracked.tag({"gbactl.warnings": " ".join(result["warnings"])})
         self.tracked.tag({NOTE: self._note(result)})
         page = self._report() if status == "FINISHED" else []
-        paths = (self.run_dir / run_dirs.RESULT, *page, self.run_dir / run_dirs.FAULTS, self.run_dir / AUTO_FILE)
+        paths = (self.run_dir / RESULT, *page, self.run_dir / run_dirs.FAULTS, self.run_dir / AUTO_FILE)
         for artifact in (path for path in paths if path.exists()):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)

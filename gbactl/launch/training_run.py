@@ -120,7 +120,7 @@ def train_switching(overrides: list[str], as_json: bool) -> None:
             )
         return train(cfg, command, as_json)
 
-    run_hydra(overrides, job, "switch")
+    run_hydra(overrides, job, "switch", ["--json"] * as_json)
 
 
 def _train(

@@ -132,11 +132,12 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
 ) -> None:
     typed, cut, rest = ["-m", *OFF, "mode=sync,gba", "seed=1", *place], Jobs(cut=1), Jobs()
     with pytest.raises(KeyboardInterrupt):
-        run_hydra(typed, cut)
+        run_hydra(typed, cut, options=["--trace"])
     last = capsys.readouterr().err.splitlines()[-1]
     done, _, command = last.partition(". Go on with: ")
     assert done == "1 of 2 runs have finished"
-    verb, *arguments = shlex.split(command)[1:]
+    verb, option, *arguments = shlex.split(command)[1:]
+    assert option == "--trace"
     run_hydra(arguments, rest, verb)
     assert [(cfg.mode.name, cfg.seed) for cfg in rest.ran] == [("gba", 1)]
     [told] = capsys.readouterr().err.splitlines()

@@ -124,9 +124,11 @@ class Table:
                         raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
                 rows += len(batch)
                 yield batch
-            if rows == (ends[-1] if ends else 0):
+            if rows == (ends[-1] if ends else 0) and self.days is None and schema.clock is None:  # each file is a day
                 raise DataError(f"{file} has no readable row below its header.")
             ends.append(rows)
+        if not rows:
+            raise DataError(f"{files[0]} has no readable row below its header.")
         for name in schema.lists:
             if name not in parted:
                 lacking = f"its separator {schema.lists[name].separator!r} is in none of the {rows:,} rows"

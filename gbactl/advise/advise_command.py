@@ -324,7 +324,7 @@ class Advising:
         if not self.cfg.tracking.enabled:
             return None
         config, t = to_dict(cfg), self.cfg.tracking
-        every = {**tags_of(config, self.dataset.fingerprint, source="gbactl advise"), **tags}
+        every = {**tags_of(config, self.dataset.fingerprint, "gbactl advise"), **tags}
         every |= {"gbactl.run_dir": str(folder), CONFIG_TAG: config_tag(config)}
         params = parameters(flatten(effective_keys(cfg)), self.command, defaults_of(config))
         return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.print_line)

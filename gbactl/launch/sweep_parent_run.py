@@ -222,7 +222,7 @@ class SweepCallback(Callback):
         folder.mkdir(parents=True)
         lock = run_dirs.lock(folder)
         tags = {
-            **tags_of({"tracking": tracking, "overrides": overrides}, None, source=sys.argv[0]), **parent_tags(),
+            **tags_of({"tracking": tracking, "overrides": overrides}, None, sys.argv[0]), **parent_tags(),
             RUN_KIND: SWEEP, "gbactl.run_dir": str(folder.resolve()), NOTE: sweep_note(self.command),
             COMMAND: self.command,
         }  # fmt: skip

@@ -472,7 +472,7 @@ class LaunchedRun:
         from gbactl.launch.hydra_config import defaults_of
 
         config, t = to_dict(self.cfg), self.cfg.tracking
-        tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
+        tags = tags_of(config, self.dataset.fingerprint, f"gbactl {self.command.verb}")
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
         tags |= {COMMAND: self.command.text, CELL: self.cell}
         tags |= {DAYS_TAG: "rows"} if self.dataset.days_by_rows else {}

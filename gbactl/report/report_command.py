@@ -219,7 +219,7 @@ def _result(client: Any, run_id: str, folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def renew_sweep(uri: str, run_id: str, figures: bool = True) -> None:
+def renew_sweep(uri: str, run_id: str, figures: bool) -> None:
     """Compare the finished children of a sweep's run, and write note, report, figures and verdicts to it in MLflow.
 
     Nothing is written where none has finished. Without `figures`, which take about a second, note and verdicts alone

@@ -96,6 +96,7 @@ MOST_CURVES = 16  # throughputs are logged by worker for at most so many workers
 OPEN_SECONDS, FINISH_SECONDS, STOP_SECONDS = 5.0, 30.0, 4.0  # time-outs for the tracking store
 
 
+@stoppable(NOTHING)
 def train(
     cfg: RunConfig, command: CommandLine | None = None, as_json: bool = False,
     display: type[ProgressDisplay] = ProgressDisplay, trace: bool = False,
@@ -104,28 +105,7 @@ def train(
 
     `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON.
     `display` shows progress and result. `trace`: write a trace of the processes' activities."""
-    with stoppable(NOTHING):
-        return _train(cfg, command or CommandLine(), as_json, display, trace)
-
-
-def train_switching(overrides: list[str], as_json: bool) -> None:
-    """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
-    from gbactl.launch.hydra_config import run_hydra
-
-    def job(cfg: RunConfig, command: CommandLine) -> Any:
-        if not cfg.switch.schedule and not cfg.candidates:
-            raise UsageError(
-                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
-                "--run RUN --to MODE for a run that goes on already."
-            )
-        return train(cfg, command, as_json)
-
-    run_hydra(overrides, job, "switch", ["--json"] * as_json)
-
-
-def _train(
-    cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay], trace: bool
-) -> dict[str, Any]:
+    command = command or CommandLine()
     if trace and not cfg.engine.real:
         raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")
     for phase in cfg.possible:
@@ -174,6 +154,21 @@ def _train(
     if stop_signal():
         raise Stopped(stop_signal(), Stopped.OVER)
     return result
+
+
+def train_switching(overrides: list[str], as_json: bool) -> None:
+    """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
+    from gbactl.launch.hydra_config import run_hydra
+
+    def job(cfg: RunConfig, command: CommandLine) -> Any:
+        if not cfg.switch.schedule and not cfg.candidates:
+            raise UsageError(
+                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
+                "--run RUN --to MODE for a run that goes on already."
+            )
+        return train(cfg, command, as_json)
+
+    run_hydra(overrides, job, "switch", ["--json"] * as_json)
 
 
 @contextlib.contextmanager
@@ -360,20 +355,15 @@ class LaunchedRun:
 
     def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
-            sentence, _ = self._cause(children, failure)
-            raise ClusterError(f"{sentence} Logs: {self.run_dir / 'logs'}")
+            deadline = time.monotonic() + CAUSE_SECONDS
+            while not failure[1] and time.monotonic() < deadline:  # another process failed first, and is about to end
+                time.sleep(0.05)
+                failure = children.failure() or failure
+            raise ClusterError(f"{failure[0]} Logs: {self.run_dir / 'logs'}")
         if over and self.result is None:
             raise ClusterError(f"Every process ended without a result; look into {self.run_dir / 'logs'}.")
         if self.result is not None and time.monotonic() - self._result_at > EXIT_SECONDS:
             raise ClusterError("The processes did not end after the result; they were killed.")
-
-    def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Wait briefly for the exit of the process that failed first; return its failure, or `failure` if none."""
-        deadline = time.monotonic() + CAUSE_SECONDS
-        while not failure[1] and time.monotonic() < deadline:
-            time.sleep(0.05)
-            failure = children.failure() or failure
-        return failure
 
     def on_event(self, event: Event) -> None:
         raise_if_stopped()

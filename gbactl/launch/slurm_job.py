@@ -147,10 +147,12 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     require(
         job.grace >= least, f"cluster.slurm.grace={job.grace} ends before the run is saved; type at least {least:g}."
     )
-    if given is not None and cfg.run_dir is None:
+    if given is None:
+        run = run_dirs.new_path(cfg)
+    elif cfg.run_dir is None:
         run = run_of(find(given))
     else:
-        run = Path(cfg.run_dir) if given is not None and cfg.run_dir else run_dirs.new_path(cfg)
+        run = Path(cfg.run_dir)
     run.mkdir(parents=True, exist_ok=True)
     typed = [*overrides, *([] if any(text.startswith("run_dir=") for text in overrides) else [f"run_dir={run}"])]
     output = str(run.resolve() / OUTPUT).replace("%", "%%")

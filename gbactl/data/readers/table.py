@@ -44,7 +44,7 @@ from gbactl.data.column_conversion import (
 from gbactl.data.dataset import Batch, Jagged, Progress
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import TextForm, columns_of, read_table
+from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.table_schema import Day, Label, Numeric, Sequence, TableSchema, Time, read_schema
 from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.errors import DataError, require
@@ -108,7 +108,7 @@ class Table:
         rows, parted = 0, set[str]()
         form = TextForm(schema.separator, schema.missing)
         for place, file in enumerate(files):
-            _check_columns(file, columns_of(file, form), schema)
+            _check_columns(file, header_of(file, form)[0], schema)
 
             def report_progress(stage: str, fraction: float, before: int = place) -> None:
                 progress(stage, (before + fraction) / len(files))

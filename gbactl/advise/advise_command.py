@@ -240,7 +240,7 @@ class Advising:
         return Schedule(pool, self.modes, self.subset, folder, base, seconds, deadline, seeds, on_outcome, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, folder: Path) -> Advice:
-        """Add the EPS of `found.beside` (the advised mode, or next to sync) over sync's, by slow-down of a worker."""
+        """Add the ratio of the EPS of mode `found.beside` to that of sync, for each slow-down of one worker."""
         if not found.beside:
             return found
         self.show.clear()

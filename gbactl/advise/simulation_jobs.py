@@ -67,7 +67,7 @@ def mode_config(cfg: RunConfig, folder: Path, base: Path | None) -> RunConfig:
 
 
 def base_checkpoint(base: Path) -> Path:
-    """Return the checkpoint at the end of a base."""
+    """Return the last checkpoint of the base in folder `base`."""
     folder = CheckpointFolder(base / CHECKPOINTS)
     return folder.path / folder.names()[-1]
 
@@ -300,7 +300,7 @@ class Schedule:
         return self.narrow(self.outcomes) or (every if seed < self._first + FEWEST_SEEDS else ())
 
     def _may_begin(self) -> bool:
-        """Tell whether to train a further base: it is needed, none waits, and its simulations will be done in time."""
+        """Whether to begin a further base: its seed is needed, no base waits, and its simulations end in time."""
         if self.seeds is not None:
             return self._seeds_begun < self.seeds
         if self._seeds_begun < AHEAD:

@@ -1,4 +1,4 @@
-"""Verbs about what runs have left: `gbactl report`, `replay`, `checkpoint` and `ui`."""
+"""Verbs for the results of runs: `gbactl report`, `replay`, `checkpoint` and `ui`."""
 
 from __future__ import annotations
 

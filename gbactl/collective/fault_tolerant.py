@@ -104,7 +104,7 @@ class FaultTolerantCollective(ABC):
         return _Handle(ring, in_ring, own)
 
     def _give(self, name: str, buffer: Any) -> Any:
-        """Give this rank's summand, also in case the ring breaks. Returns its handle; None if out of memory.
+        """Record this rank's summand in case the ring breaks. Returns its handle; None if out of memory.
 
         A failed rank then ends the run."""
         if not self._has_memory:
@@ -130,7 +130,7 @@ class FaultTolerantCollective(ABC):
                     raise
                 self._leave_ring(str(error))
         if handle.own is None:
-            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
+            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and the fallback lacks memory.")
         self.sum_given(handle.own)
 
     def _leave_ring(self, why: str) -> None:

@@ -163,7 +163,7 @@ NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order", "dims")}  # 
 
 
 def common_keys(kind: type[Any]) -> list[str]:
-    """List the keys of a group, given its dataclass, that all its options have."""
+    """List the keys that all options of a group have; `kind`: the group's dataclass."""
     return [each.name for each in dataclasses.fields(kind) if each.name != "options"]
 
 
@@ -218,4 +218,4 @@ class CostConfig:
     def check(self) -> None:
         """Raise ConfigError, with the key to type, if two values do not fit together."""
         if self.spread == "exponential" and self.spread_scale > 1:
-            raise ConfigError(f"cost.spread_scale={self.spread_scale} cannot be; type 0 to 1.")
+            raise ConfigError(f"cost.spread=exponential has cost.spread_scale from 0 to 1, not {self.spread_scale:g}.")

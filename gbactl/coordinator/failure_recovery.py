@@ -254,7 +254,7 @@ class ServerRecovery:
         lost = {record["shard"] for record in records if record["state"] == "lost"}
         if records and (self.full or lost - replaced or records[-1]["state"] == "lost"):
             which = ", ".join(f"S{shard}" for shard in sorted(lost))
-            raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
+            raise ClusterError(f"The coordinator failed before {which} had recovered from a failure; type resume=RUN.")
 
     # -- successors ---------------------------------------------------------------------------------
 

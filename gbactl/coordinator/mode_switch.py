@@ -128,7 +128,7 @@ class DenseMigration:
         if len(self.fencing.failed_workers) == failed_before:
             return True
         if source == "workers":
-            raise ClusterError("A worker died while the dense parameters were on their way between workers.")
+            raise ClusterError("A worker failed while the dense parameters moved from the workers to the trainers.")
         yield from self._ask(source, -1, lambda: False)
         return False
 

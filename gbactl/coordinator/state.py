@@ -153,7 +153,7 @@ class JobPosition:
 
     @property
     def dense(self) -> str:
-        """Description of the saved dense parameters: of trainers, the mean of the replicas or the EASGD centre."""
+        """Description of the saved dense parameters, for trainers the mean of the replicas or the EASGD centre."""
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
         if mode.home != "replicas":
             return "the dense parameters"
@@ -161,7 +161,7 @@ class JobPosition:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether it is the end of a training that early stopping ended."""
+        """Whether early stopping ended the training at this position."""
         return self.ended and self.stopping is not None and self.stopping.stops
 
     def modes_with(self, mode: str) -> str:

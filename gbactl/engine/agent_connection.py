@@ -212,7 +212,7 @@ class AgentConnection:
             self.send(name, ask=number, **fields)
             answer = answers.get(timeout=seconds)
         except queue.Empty:
-            raise ClusterError(f"Host {self.host} did not answer within {seconds:.0f} s; is it overloaded?") from None
+            raise ClusterError(f"Host {self.host} did not answer within {seconds:.0f} s; check its load.") from None
         finally:
             with self._state:
                 del self._answers[number]

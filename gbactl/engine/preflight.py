@@ -111,8 +111,8 @@ def ring(host: str, host_facts: Mapping[str, Any], address: str) -> list[str]:
         return []
     means = found or "no address"
     return [
-        f"Host {host} takes its own name {name} for {means}, where Horovod's ring would listen unreachable for others; "
-        f"put the line `{address} {name}` before any other with that name into its /etc/hosts."
+        f"Host {host} takes its own name {name} for {means}, where Horovod's ring would listen, out of reach of "
+        f"others; put the line `{address} {name}` before any other with that name into its /etc/hosts."
     ]
 
 
@@ -294,5 +294,5 @@ def too_few(cfg: RunConfig, rows: Mapping[str, int]) -> str:
         return ""
     return (
         f"train.global_batch={batch} is more than the {least} samples of {name}: a mode that waits for a whole batch "
-        f"takes one step there, of a smaller one; type train.global_batch={max(1, least // 10)} or so."
+        f"takes one smaller step there; type train.global_batch={max(1, least // 10)} or so."
     )

@@ -66,7 +66,7 @@ def nodes() -> list[str]:
     try:
         asked = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=NODES_SECONDS)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; is its head alive?") from None
+        raise ConfigError(f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; check its head node.") from None
     if asked.returncode:
         raise ConfigError((asked.stderr.strip().splitlines() or ["Ray did not name its nodes."])[-1])
     return asked.stdout.split()

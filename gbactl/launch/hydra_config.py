@@ -328,9 +328,9 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _opened(arguments: Sequence[str]) -> list[str]:
-    """Let options of a target, and names of fields, be typed that no file has, and add --config-dir to the search path.
+    """Allow keys of a user's class and names of fields that no file has, and turn --config-dir into an override.
 
-    As an override it is repeated with the run's command."""
+    As an override it is part of the run's command, which can then be repeated."""
     made = list[str]()
     foreign = tuple(f"{group}." for group in configured_classes.GROUPS if _has_foreign_target(group, arguments))
     free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")

@@ -188,7 +188,7 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
     changed = [key for key in now if now[key] != then[key]]
     if identity(config, data) != last.identity:
         what = " and ".join(changed or ["set of data"])
-        raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
+        raise CheckpointError(f"{name} was saved with another {what}; type the same as then.")
     position = JobPosition.read(last.position)
     if position.round >= rounds or position.stopped_early:
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")

@@ -265,7 +265,7 @@ class SweepCallback(Callback):
 
 
 def _typed(config: DictConfig) -> list[str]:
-    """List the sweep's overrides with their ${KEY}, which may have a value in its jobs alone."""
+    """List the sweep's overrides, with any ${KEY} unresolved, as only its jobs may have a value for it."""
     found = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(found, list)
     return [str(text) for text in found]

@@ -204,8 +204,8 @@ def sentences(report: Report) -> list[str]:
         )
     if report.failures:
         said.append(
-            "failed: what became of a process; seconds from the failure (from when it was noticed, where it was not "
-            "injected) until it was noticed, until another was ready in its place, until that one's first gradient."
+            "failed: kind of a process's failure; seconds from the failure (if it was not injected, from the process's "
+            "last message) until it was noticed, until a successor was ready, until the successor did useful work."
         )
     if report.times:
         said.append(
@@ -459,7 +459,7 @@ def _failures(report: Report, writer: Any) -> None:
 
 
 def _interval(found: Difference | None) -> list[object]:
-    """Return mean, half of the interval and number of pairs."""
+    """Return the mean difference, half the width of its interval, and the number of pairs."""
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
 
 

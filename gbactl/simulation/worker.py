@@ -142,7 +142,7 @@ class DensePlacement:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """Dense parameters and optimizer state after step `after`; here NOT_HERE, as no worker holds any."""
+        """Pack parameters and optimizer state as of `after` steps; here NOT_HERE, as no worker holds any."""
         return NOT_HERE
 
     def leave(self) -> None:

@@ -64,8 +64,8 @@ class ShardSpec:
         """Raise ConfigError for more rows than all can be stepped every time."""
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
             raise ConfigError(
-                f"optim.row_l2=all steps every row every time and a server would hold {self.local_rows:,}; "
-                f"type optim.row_l2=touched, or use servers enough for {MOST_ROWS_FOR_ALL:,} rows each."
+                f"optim.row_l2=all updates every row in every step, and a server would hold {self.local_rows:,} rows; "
+                f"type optim.row_l2=touched, or so many cluster.servers that each holds {MOST_ROWS_FOR_ALL:,} at most."
             )
 
 

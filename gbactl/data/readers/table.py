@@ -249,7 +249,7 @@ def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults
 
 
 def _like(lost: pl.Series, kind: Numeric) -> str:
-    """Describe a valid cell, with the options of the schema by which some of the unreadable ones would be numbers."""
+    """Describe a valid cell, and the schema options (decimal, thousands) with which unreadable cells become numbers."""
     other = "," if kind.decimal == "." else "."
     ways = {
         "of a decimal comma, the schema says decimal: ','": numbers(lost, ","),

@@ -118,7 +118,7 @@ def _price(frame: pl.DataFrame, faults: Faults) -> NDArray[np.float64]:
 
 
 def _keys(user_ids: Integers, seconds: Integers) -> Integers:
-    """Return keys whose numerical order is that by part, then user, then time."""
+    """Return sort keys: by part (user id modulo PARTS), then by user, then by time."""
     keys: Integers = (user_ids % PARTS << 55) | (user_ids // PARTS << 32) | seconds
     return keys
 

@@ -203,7 +203,7 @@ class RunConfig:
 
     @property
     def threads(self) -> int:
-        """OpenMP threads of one worker."""
+        """Number of OpenMP threads of one worker."""
         return self.engine.threads(self.cluster, self.processes * self.compute_threads)
 
     @property
@@ -298,7 +298,7 @@ def _decays_exponentially(cfg: RunConfig) -> bool:
 
 
 def _normalises_batches(cfg: RunConfig) -> bool:
-    """Whether the model may have batch normalisation, which is also part of the activation dice."""
+    """Whether the model may have batch normalisation, which the activation `dice` contains too."""
     return cfg.model.batch_norm or cfg.model.target is not None or cfg.model.options.get("activation") == "dice"
 
 

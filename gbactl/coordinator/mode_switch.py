@@ -24,7 +24,7 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_summary import checksums
 from gbactl.errors import ClusterError, GbactlError
-from gbactl.policies import Policy
+from gbactl.policies.policy import Policy
 from gbactl.switching.auto_controller import AutoSwitch
 from gbactl.switching.switch_descriptions import switched
 from gbactl.switching.switch_schedule import RunProgress
@@ -128,7 +128,7 @@ class DenseMigration:
         if len(self.fencing.failed_workers) == failed_before:
             return True
         if source == "workers":
-            raise ClusterError("A worker died while the dense parameters were on their way between workers.")
+            raise ClusterError("A worker failed while the dense parameters moved from the workers to the trainers.")
         yield from self._ask(source, -1, lambda: False)
         return False
 

@@ -28,8 +28,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
-from gbactl.policies import Ledger, Phase
-from gbactl.policies.policy import policy_class
+from gbactl.policies.policy import Ledger, Phase, policy_class
 from gbactl.switching.switch_descriptions import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
@@ -153,7 +152,7 @@ class JobPosition:
 
     @property
     def dense(self) -> str:
-        """Description of the saved dense parameters: of trainers, the mean of the replicas or the EASGD centre."""
+        """Description of the saved dense parameters, for trainers the mean of the replicas or the EASGD centre."""
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
         if mode.home != "replicas":
             return "the dense parameters"
@@ -161,7 +160,7 @@ class JobPosition:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether it is the end of a training that early stopping ended."""
+        """Whether early stopping ended the training at this position."""
         return self.ended and self.stopping is not None and self.stopping.stops
 
     def modes_with(self, mode: str) -> str:

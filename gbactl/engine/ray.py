@@ -41,7 +41,19 @@ class RayEngine(HostsEngine):
     surroundings: ClassVar[str] = "a Ray job"
 
     def hosts(self) -> list[str]:
-        return nodes()
+        """Return the live nodes of the Ray cluster that have CPUs, as NAME:CPUS.
+
+        A process apart asks Ray, which stays out of the launcher. Raises MissingDependencyError or ConfigError."""
+        _require_ray()
+        ask = [sys.executable, "-m", __name__]
+        try:
+            asked = subprocess.run(ask, capture_output=True, text=True, timeout=NODES_SECONDS)
+        except subprocess.TimeoutExpired:
+            why = f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; check its head node."
+            raise ConfigError(why) from None
+        if asked.returncode:
+            raise ConfigError((asked.stderr.strip().splitlines() or ["Ray did not name its nodes."])[-1])
+        return asked.stdout.split()
 
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         from gbactl.engine.agent_connection import agent_command
@@ -58,20 +70,6 @@ ENGINE = RayEngine()
 def _require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError("cluster=ray needs Ray, which is not installed; type pip install 'gbactl[ray]'.")
-
-
-def nodes() -> list[str]:
-    """Return the live nodes of the Ray cluster that have CPUs, as NAME:CPUS.
-
-    A process apart asks Ray, which stays out of the launcher. Raises MissingDependencyError or ConfigError."""
-    _require_ray()
-    try:
-        asked = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=NODES_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; is its head alive?") from None
-    if asked.returncode:
-        raise ConfigError((asked.stderr.strip().splitlines() or ["Ray did not name its nodes."])[-1])
-    return asked.stdout.split()
 
 
 # -- the process that imports Ray ---------------------------------------------------------------------
@@ -184,10 +182,8 @@ def main() -> int:
         if sys.argv[1:]:
             run_agent(sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:], out)
         else:
-            os.write(
-                out,
-                " ".join(f"{name}:{cpus}" for name, (_, cpus) in sorted(_live(_connect()).items()) if cpus).encode(),
-            )
+            nodes = sorted(_live(_connect()).items())
+            os.write(out, " ".join(f"{name}:{cpus}" for name, (_, cpus) in nodes if cpus).encode())
     except GbactlError as error:
         print(error, file=sys.stderr)
         return 1

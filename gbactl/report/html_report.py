@@ -269,7 +269,7 @@ def _times(report: Report) -> list[Row]:
 
 
 def _bytes(drawn: Mapping[str, Sequence[Curves]], kinds: Sequence[str]) -> list[Row]:
-    """Make a bar of a part for each kind of bytes, the first part the darkest."""
+    """Make one stacked bar for each group, with a part for each kind of bytes; the first part is the darkest."""
     made = []
     for name, runs in drawn.items():
         known = [run.bytes_per_sample for run in runs if run.bytes_per_sample]

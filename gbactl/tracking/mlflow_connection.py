@@ -167,7 +167,7 @@ the mode on its way. A sweep is a parent run: its page compares its runs, with a
 
 
 def _docs() -> str:
-    """Return a link to the page on runs in MLflow; its file where the package names no address of its documentation."""
+    """Return a link to the page "Compare runs in MLflow", or its file name if the package has no documentation URL."""
     with suppress(metadata.PackageNotFoundError):
         urls = dict(text.split(", ", 1) for text in metadata.metadata("gbactl").get_all("Project-URL", []))
         if "Documentation" in urls:

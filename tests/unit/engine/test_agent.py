@@ -177,7 +177,7 @@ def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
     dead = "sh -c 'echo the line is dead >&2; exit 255'"
-    agents = HostAgents(["there-is-no-such-host.invalid"], lambda host: command(host, dead), tmp_path, 20.0)
+    agents = HostAgents(["there-is-no-such-host.invalid"], lambda host: command(host, dead, None), tmp_path, 20.0)
     try:
         agents.connect()
         (sentence,) = agents.faults
@@ -194,7 +194,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     table = {"name": "table", "path": str(tmp_path / "t.csv"), "schema": str(tmp_path / "s.yaml")}
     path = prepare({**table, "cache": str(tmp_path / "own")})
     assert {each.name for each in path.iterdir()} == set(FILES)
-    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
     try:
         agents.connect()
         agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
@@ -215,7 +215,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
 def test_why_data_cannot_be_written_on_a_host_is_told(tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
     (tmp_path / "file").touch()
-    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
     try:
         agents.connect()
         agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
@@ -237,7 +237,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
         "data.target": "no_such_package.Reader",
     }  # fmt: skip
     for environment, missing in (({}, ["model", "data"]), ({"PYTHONPATH": str(folder)}, ["data"])):
-        agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+        agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
         try:
             agents.connect()
             agents.send_setup("127.0.0.1", 30.0, tmp_path, environment)
@@ -250,7 +250,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
     try:
         agents.connect()
         agents.send_setup("127.0.0.1", 30.0, tmp_path, {})

@@ -40,7 +40,7 @@ def test_the_command_for_a_host_reserves_its_slots(engine: HostsEngine) -> None:
 def test_the_nodes_are_asked_for_only_where_no_hosts_are_given(
     engine: HostsEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: ["n1:2", "n2:3"])
+    monkeypatch.setattr(ray.RayEngine, "hosts", lambda _: ["n1:2", "n2:3"])
     assert engine.defaults({"hosts": [], "workers": None}) == {"hosts": ["n1:2", "n2:3"], "workers": 5}
     assert engine.defaults({"hosts": ["n1:1"], "workers": None}) == {"workers": 1}
 
@@ -52,7 +52,7 @@ def test_fewer_cpus_than_workers(engine: HostsEngine) -> None:
 
 def test_without_ray_it_says_what_to_install(engine: HostsEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for ask in (ray.nodes, lambda: engine.agent(CLUSTER, "n1")):
+    for ask in (engine.hosts, lambda: engine.agent(CLUSTER, "n1")):
         with pytest.raises(MissingDependencyError, match=r"not installed; type pip install 'gbactl\[ray\]'"):
             ask()
 
@@ -83,7 +83,7 @@ def test_the_last_line_of_the_process_that_asks_ray_is_the_reason(
 ) -> None:
     monkeypatch.setattr(ray, "__name__", "gbactl.no_such_module")
     with pytest.raises(ConfigError, match=r"No module named gbactl\.no_such_module"):
-        ray.nodes()
+        engine.hosts()
 
 
 @pytest.mark.parametrize(

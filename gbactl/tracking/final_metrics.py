@@ -237,13 +237,11 @@ def versions() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def tags_of(
-    config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None, source: str = "gbactl train"
-) -> dict[str, str]:
+def tags_of(config: Mapping[str, Any], fingerprint: str | None, source: str) -> dict[str, str]:
     """Return the MLflow tags of a run: user, source, git commit, versions, data fingerprint, host, hash, start time.
 
-    `config` is nested; its tracking.tags win over all others. `folder`: the working tree whose commit is logged
-    (default: the current folder). `source`: the command.
+    `config` is nested; its tracking.tags win over all others. The commit is that of the current folder. `source`: the
+    command.
     """
     tags = {
         "mlflow.user": user(),
@@ -253,7 +251,7 @@ def tags_of(
         "gbactl.time": datetime.now(UTC).isoformat(timespec="seconds"),
         "gbactl.host": platform.node(),
         **{f"gbactl.version.{name}": version for name, version in versions().items()},
-        **git_tags(folder or Path.cwd()),
+        **git_tags(Path.cwd()),
     }
     if fingerprint:
         tags["gbactl.data_fingerprint"] = fingerprint

@@ -194,11 +194,12 @@ def composed(overrides: list[str]) -> DictConfig:
 
 
 def run_hydra(
-    arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train", as_json: bool = False
+    arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train", options: Sequence[str] = ()
 ) -> None:
-    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: the subcommand of gbactl.
+    """Run a command line through Hydra: single runs, --multirun, --cfg, --info.
 
-    At the end of a sweep its comparison is printed, unless `as_json`."""
+    `verb`: the subcommand of gbactl; `options`: its own, such as --trace, which `job` follows. At the end of a sweep
+    its comparison is printed, unless they have --json."""
 
     def task(cfg: DictConfig) -> Any:
         own, place = HydraConfig.get(), None
@@ -245,7 +246,7 @@ def run_hydra(
                 print(f"{place}: {error}", file=sys.stderr, flush=True)
             return None
 
-    given, arguments = arguments, with_shown_engine(arguments)
+    given, arguments, as_json = arguments, with_shown_engine(arguments), "--json" in options
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
@@ -263,7 +264,7 @@ def run_hydra(
     except BaseException:
         close_sweeps("KILLED")
         if {"-m", "--multirun"} & set(arguments):
-            print(sweep.way_on(["gbactl", verb, *arguments]), file=sys.stderr)
+            print(sweep.way_on(["gbactl", verb, *options, *arguments]), file=sys.stderr)
         raise
     finally:
         sys.argv = saved

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ from gbactl.tracking.mlflow_connection import (
     SWEEP,
     TAKEN,
     connect,
+    read_children,
     sweep_note,
     tracking_uri,
 )
@@ -115,13 +117,13 @@ class OpenSweep:
             self.lock.release()
 
     def delete(self) -> bool:
-        """Delete the parent run, which has ended, from the store if it has no runs there; return whether it did."""
+        """Delete the parent run, which has ended, and its folder if the run has no children; return whether it did."""
         with suppress(Exception):  # the parent run stays
-            if self.tracked is not None and (run_id := self.tracked.opened(0.0)):
-                client = connect(tracking_uri(self.tracking.uri))
-                experiment = client.get_run(run_id).info.experiment_id
-                if not client.search_runs([experiment], f"tags.`{PARENT}` = '{run_id}'", max_results=1):
-                    client.delete_run(run_id)
+            if self.tracked is not None and self.lock is not None and (run_id := self.tracked.opened(0.0)):
+                uri = tracking_uri(self.tracking.uri)
+                if not read_children(uri, run_id):
+                    connect(uri).delete_run(run_id)
+                    shutil.rmtree(Path(self.lock.lock_file).parent)
                     return True
         return False
 
@@ -220,7 +222,7 @@ class SweepCallback(Callback):
         folder.mkdir(parents=True)
         lock = run_dirs.lock(folder)
         tags = {
-            **tags_of({"tracking": tracking, "overrides": overrides}, None, source=sys.argv[0]), **parent_tags(),
+            **tags_of({"tracking": tracking, "overrides": overrides}, None, sys.argv[0]), **parent_tags(),
             RUN_KIND: SWEEP, "gbactl.run_dir": str(folder.resolve()), NOTE: sweep_note(self.command),
             COMMAND: self.command,
         }  # fmt: skip

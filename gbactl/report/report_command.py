@@ -44,6 +44,7 @@ from gbactl.tracking.mlflow_connection import (
     sqlite_path,
     tracking_uri,
 )
+from gbactl.tracking.result_file import RESULT
 from gbactl.tracking.run_description import MODE_TAG
 
 Say = Callable[[str], None]
@@ -133,7 +134,7 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     import yaml
 
     try:
-        result = dict(json.loads((path / "result.json").read_text(encoding="utf-8")))
+        result = dict(json.loads((path / RESULT).read_text(encoding="utf-8")))
         config = dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
         began = (path / "config.yaml").stat().st_mtime_ns // 1_000_000
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
@@ -212,13 +213,13 @@ def read_curves(
 def _result(client: Any, run_id: str, folder: Path) -> dict[str, Any] | None:
     folder.mkdir()
     try:
-        path = client.download_artifacts(run_id, "result.json", str(folder))
+        path = client.download_artifacts(run_id, RESULT, str(folder))
         return dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except Exception:  # whatever the artifact store raises, the table is printed without this run's curve
         return None
 
 
-def renew_sweep(uri: str, run_id: str, figures: bool = True) -> None:
+def renew_sweep(uri: str, run_id: str, figures: bool) -> None:
     """Compare the finished children of a sweep's run, and write note, report, figures and verdicts to it in MLflow.
 
     Nothing is written where none has finished. Without `figures`, which take about a second, note and verdicts alone

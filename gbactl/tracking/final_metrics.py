@@ -235,13 +235,11 @@ def versions() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def tags_of(
-    config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None, source: str = "gbactl train"
-) -> dict[str, str]:
+def tags_of(config: Mapping[str, Any], fingerprint: str | None, source: str) -> dict[str, str]:
     """Return the MLflow tags of a run: user, source, git commit, versions, data fingerprint, host, configuration hash.
 
-    `config` is nested; its tracking.tags win over all others. `folder`: the working tree whose commit is logged
-    (default: the current folder). `source`: the command.
+    `config` is nested; its tracking.tags win over all others. The commit is that of the current folder. `source`: the
+    command.
     """
     tags = {
         "mlflow.user": user(),
@@ -250,7 +248,7 @@ def tags_of(
         "gbactl.config_hash": config_hash(config),
         "gbactl.host": platform.node(),
         **{f"gbactl.version.{name}": version for name, version in versions().items()},
-        **git_tags(folder or Path.cwd()),
+        **git_tags(Path.cwd()),
     }
     if fingerprint:
         tags["gbactl.data_fingerprint"] = fingerprint

@@ -36,7 +36,7 @@ run_dir.mkdir()
 (run_dir / "result.json").write_text("{}")
 sys.stdin.readline()
 params = {"mode.name": "gba", "seed": run_dir.name}
-run = TrackedRun(tracking_uri(), "four", run_dir.name, params, {}, run_dir)
+run = TrackedRun(tracking_uri(), "four", run_dir.name, params, {}, run_dir, sys.stderr.write)
 for step in range(20):
     run.log({"auc": step / 20, "eps": 1.0}, step=step, seconds=step)
 run.artifact(run_dir / "result.json")

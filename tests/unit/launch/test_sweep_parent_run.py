@@ -98,6 +98,7 @@ def test_a_mistyped_sweep_leaves_no_parent(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(GbactlError, match=r"no key optim.lrr. Did you mean optim.lr"):
         sweep(tmp_path, "mode=gba", "optim.lrr=1,2")
     assert stored() == ([], []) and "compare runs" not in capsys.readouterr().out
+    assert not list(tmp_path.glob("runs/*-sweep-*"))
 
 
 def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

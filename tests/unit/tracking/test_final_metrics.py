@@ -118,14 +118,15 @@ def test_the_hash_is_of_what_is_trained_not_of_where() -> None:
     assert config_hash(base) != config_hash(base | {"seed": 2})
 
 
-def test_tags_name_commit_host_versions_and_data(tmp_path: Path) -> None:
+def test_tags_name_commit_host_versions_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     assert git_tags(tmp_path) == {}
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "f").write_text("1")
     subprocess.run([*git, "add", "f"], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
-    tags = tags_of({"tracking": {"tags": {"study": "s"}}}, "abc", tmp_path)
+    tags = tags_of({"tracking": {"tags": {"study": "s"}}}, "abc", "gbactl train")
     assert len(tags["mlflow.source.git.commit"]) == 40
     assert tags["gbactl.git_changed"] == "false"
     assert tags["gbactl.data_fingerprint"] == "abc"

@@ -35,6 +35,7 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
 from gbactl.nodes.child_main import die_with_parent
 from gbactl.simulation.simulated_run import ZeroComputeCluster, run_virtual
+from gbactl.tracking.result_file import plain, write_result
 from gbactl.wire.messages import Event
 
 
@@ -149,11 +150,11 @@ def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
 
     run_dir = run_dirs.create(cfg)
     fields = run_virtual(cfg, dataset, run_dir, listen)
-    result = run_dirs.plain({
+    result = plain({
         **fields, "seed": cfg.seed, "status": "FINISHED", "clock": cfg.engine.clock, "run_dir": str(run_dir),
         "wall_seconds": time.monotonic() - clock, "gbactl": __version__,
     })  # fmt: skip
-    run_dirs.write_result(run_dir, result)
+    write_result(run_dir, result)
     return result, first["progress"]
 
 

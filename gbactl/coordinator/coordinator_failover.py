@@ -24,7 +24,7 @@ from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
 from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.errors import ClusterError, PeerGoneError, WireError
-from gbactl.policies import Grant
+from gbactl.policies.policy import Grant
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import (

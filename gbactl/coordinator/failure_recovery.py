@@ -27,7 +27,7 @@ from gbactl.coordinator.run_context import RunContext
 from gbactl.errors import ClusterError, WireError
 from gbactl.faults.fault_kinds import Hang
 from gbactl.faults.fault_plan import FaultInjector, Injection
-from gbactl.policies import Phase
+from gbactl.policies.policy import Phase
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Stop, SummandsLost

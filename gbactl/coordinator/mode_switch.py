@@ -24,7 +24,7 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_summary import checksums
 from gbactl.errors import ClusterError, GbactlError
-from gbactl.policies import Policy
+from gbactl.policies.policy import Policy
 from gbactl.switching.auto_controller import AutoSwitch
 from gbactl.switching.switch_descriptions import switched
 from gbactl.switching.switch_schedule import RunProgress

@@ -21,7 +21,7 @@ import numpy as np
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.statistics import quantiles
 from gbactl.errors import WireError
-from gbactl.policies import Policy
+from gbactl.policies.policy import Policy
 from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, ExchangeTotals, OpenReplicas
 

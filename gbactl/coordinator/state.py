@@ -28,8 +28,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
-from gbactl.policies import Ledger, Phase
-from gbactl.policies.policy import policy_class
+from gbactl.policies.policy import Ledger, Phase, policy_class
 from gbactl.switching.switch_descriptions import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.faults.measured_effects import ObservedBatches
-from gbactl.policies import Member, Step
+from gbactl.policies.policy import Member, Step
 from gbactl.wire.messages import WAITS, GradientNorms
 
 NORMS_FILE = "norms.jsonl"

@@ -32,7 +32,7 @@ from gbactl.coordinator.event_log import (
 )
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
-from gbactl.policies import Decision, Drop, Grant, Phase, Policy, Step
+from gbactl.policies.policy import Decision, Drop, Grant, Phase, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 

@@ -31,7 +31,7 @@ from gbactl.data.column_conversion import (
     timestamps,
 )
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
+from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError
 
@@ -162,7 +162,7 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
     """Guess the schema of a table by the first one of its `files`. Raises ConfigError or DataError.
 
     `label`: name of the label column, or COLUMN=VALUE with the text of a click, if known."""
-    names, separator = columns_of(file, TextForm()), separator_of(file)
+    names, separator = header_of(file, TextForm())
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None and not marked_numbers(pl.Series([twice]), False)[0].null_count():
         raise _no_header(file, names, separator)

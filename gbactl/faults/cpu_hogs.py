@@ -75,13 +75,10 @@ class CpuHogs:
     def __init__(self, plan: FaultPlan, pinned: bool) -> None:
         self.placed = place(plan, pinned)
         self.running: list[subprocess.Popen[bytes]] = []
-        self._started = False
 
     def start(self) -> None:
         """Start the competing processes when training begins, once."""
-        if not self._started:
-            self._started = True
-            self.running = [_start(hog) for hog in self.placed]
+        self.running = self.running or [_start(hog) for hog in self.placed]
 
     def stop(self) -> None:
         """Terminate and reap all competing processes."""

@@ -34,7 +34,6 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.tracking.final_metrics import config_hash
 
 KEY = "resume"
-NOT_BESIDE = ("experiment",)
 # keys with commands that run here or on the hosts
 COMMANDS = ("cluster.ssh", "cluster.exec", "cluster.python", "cluster.forward")
 TARGET = "target"  # key of a class that is imported here, in groups and in the modes of a schedule
@@ -107,8 +106,8 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
     if name is None:
         return []
     typed, files = set(map(key_of, arguments)), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
-    if wrong := [group for group in NOT_BESIDE if group in typed]:
-        raise UsageError(f"resume= goes on with that run's own configuration; leave {wrong[0]}= out.")
+    if "experiment" in typed:
+        raise UsageError("resume= goes on with that run's own configuration; leave experiment= out.")
     config = find(name).last.config
     stored = {group: values.get("name") for group, values in config.items() if isinstance(values, dict)}
     return [

@@ -426,15 +426,10 @@ def csv(report: Report) -> str:
     for group in report.groups:
         first, last = (group.n, *_interval(group.difference)), (*_verdict(group), *_interval(group.rate)[:2])
         writer.writerow([*group.key, *first, *_numbers(group.stats, metrics), group.marks, *last])
-    if report.slowdowns:
-        out.write("\n")
-        _slowdowns(report, writer)
-    if report.failures:
-        out.write("\n")
-        _failures(report, writer)
-    if report.times:
-        out.write("\n")
-        _times(report, writer)
+    for lines, write in ((report.slowdowns, _slowdowns), (report.failures, _failures), (report.times, _times)):
+        if lines:
+            out.write("\n")
+            write(report, writer)
     return out.getvalue()
 
 

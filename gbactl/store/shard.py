@@ -61,9 +61,7 @@ class ShardSpec:
         return self.shards if self.dense_shards is None else self.dense_shards
 
     def check(self) -> None:
-        """Raise ConfigError for impossible values; those of a configuration are checked where it is read."""
-        if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
-            raise ConfigError(f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be.")
+        """Raise ConfigError for more rows than all can be stepped every time."""
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
             raise ConfigError(
                 f"optim.row_l2=all updates every row in every step, and a server would hold {self.local_rows:,} rows; "

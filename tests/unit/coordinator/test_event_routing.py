@@ -14,7 +14,7 @@ from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.coordinator.training_phase import TrainingPhase
-from gbactl.policies import Phase, make
+from gbactl.policies.policy import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (
     AdoptVersion,

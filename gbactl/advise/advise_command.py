@@ -303,10 +303,10 @@ class Advising:
         result = dict(result_file.plain(result))
         (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n")
         if tracked is not None:
-            metrics: dict[str, float | None] = {"seconds": result["seconds"]}
+            metrics: dict[str, float | None] = {"advise/seconds": result["seconds"]}
             for mode in result["modes"]:
                 names_ = ("eps", "eps_ratio", "auc", "auc_difference")
-                metrics |= {f"{name}/{mode['mode']}": mode[name] for name in names_}
+                metrics |= {f"advise/{name} {mode['mode']}": mode[name] for name in names_}
             tracked.log(metrics, 0, result["seconds"])
             note = run_note(f"{words}\n\n{markdown(found.report)}", self.command)
             tracked.tag({NOTE: note, "gbactl.advice": words})
@@ -341,7 +341,7 @@ class Advising:
             tags |= {CELL: finished_sweep_cells.cell_of(cfg, subset)}  # simulations on another subset make no pair
             child = self._track(own, f"{outcome.mode} s{outcome.seed}", cfg, tags)
             assert child is not None
-            found: dict[str, float | None] = {**metrics_of(outcome.result), "predicted_eps": outcome.eps}
+            found: dict[str, float | None] = {**metrics_of(outcome.result), "advise/predicted_eps": outcome.eps}
             child.log(found, 0, outcome.took.total)
             child.artifact(own / result_file.RESULT)
             self._finish(child, "FINISHED")

@@ -319,9 +319,10 @@ def read(path: Path) -> dict[str, float]:
 def print_lines(examined: HostFindings) -> None:
     """Print the measured connections as a table."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    lines = Table(*LINE_HEADINGS, box=None, pad_edge=False, header_style="bold")
+    columns = [Column(heading, overflow="fold") for heading in LINE_HEADINGS]
+    lines = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for a, b, latency, gbit in examined.pairs:
         lines.add_row(a, b, f"{latency:.1f}", f"{gbit:.3g}")
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(lines)

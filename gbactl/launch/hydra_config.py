@@ -233,6 +233,7 @@ def run_hydra(
                 if as_json:
                     print(json.dumps(result), flush=True)
             sweep.done += 1
+            sweep.finished.append(Path(result["run_dir"]))
             return of_sweep.values_of(result) if sweep.tunes else None
         except Stopped as stopped:
             sweep.done += stopped.outcome == Stopped.OVER
@@ -268,7 +269,7 @@ def run_hydra(
         raise
     finally:
         sys.argv = saved
-        close_sweeps("FINISHED" if sweep.succeeded else "FAILED", show=not as_json, discard=sweep.mistyped)
+        close_sweeps("FINISHED" if sweep.succeeded else "FAILED", not as_json, sweep.mistyped, sweep.finished)
     if not sweep.succeeded:
         raise sweep.failed[0]
 
@@ -289,12 +290,13 @@ def _check_options(arguments: Sequence[str]) -> None:
 
 @dataclasses.dataclass
 class _Sweep:
-    """Progress of a sweep in this process: numbers of runs in all and done, seconds of each run, and failures."""
+    """Progress of a sweep in this process: numbers of runs in all and done, seconds, directories, and failures."""
 
     of: int = 0
     tunes: bool = False
     done: int = 0
     took: list[float] = dataclasses.field(default_factory=list)
+    finished: list[Path] = dataclasses.field(default_factory=list)
     failed: list[GbactlError] = dataclasses.field(default_factory=list)
 
     @property

@@ -221,7 +221,7 @@ def test_keys_that_do_not_act_are_left_out() -> None:
     assert not {"sparse_divisor", "epochs", "batch_norm_momentum"} & {*found["mode"], *found["train"], *found["model"]}
     assert found["collective"] == whole["collective"] and "pin" in found["cluster"] and "seed" not in found["faults"]
     used: dict[str, Any] = {
-        "cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "full"}, "switch": {"name": "auto"},
+        "cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "cpr_mfu"}, "switch": {"name": "auto"},
         "collective": {"name": "shm"}, "faults": {"plans": [{"kind": "constant", "workers": [1], "factor": 4}]},
     }  # fmt: skip
     config, acting = to_dict(from_dict(used)), effective_keys(from_dict(used))
@@ -254,6 +254,10 @@ def test_keys_that_do_not_act_are_left_out() -> None:
         ("model.batch_norm_momentum", {}, {"model": {"name": "din", "activation": "dice"}}),
         ("data.list_length", {"data": {"name": "synthetic", "lists": 0, "list_length": 10}},
          {"data": {"name": "synthetic", "lists": 1, "list_length": 10}}),
+        *(
+            (f"checkpoint.{key}", {"checkpoint": {"name": name}}, {"checkpoint": {"name": "cpr_mfu"}})
+            for key in ("share", "large_tables", "base_every") for name in ("full", "cpr")
+        ),
         ("train.epochs", {"data": {"name": "synthetic"}},
          {"data": {"name": "libfm", "train": "a", "validation": "b", "test": "c"}}),
     ],

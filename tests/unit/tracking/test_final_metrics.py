@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gbactl.tracking.final_metrics import (
     useless,
     versions,
 )
+from tests.support.metric_groups import is_grouped
 
 RESULT = {
     "mode": "gba",
@@ -133,6 +135,8 @@ def test_tags_name_commit_host_versions_and_data(tmp_path: Path, monkeypatch: py
     assert tags["study"] == "s"
     assert tags["gbactl.version.python"] == versions()["python"]
     assert tags["gbactl.host"] and tags["mlflow.user"]
+    assert tags["gbactl.config_hash"] == config_hash({})
+    assert abs((datetime.fromisoformat(tags["gbactl.time"]) - datetime.now(UTC)).total_seconds()) < 60
     assert (tags["mlflow.source.name"], tags["mlflow.source.type"]) == ("gbactl train", "LOCAL")
     assert tags["mlflow.source.git.branch"]
     (tmp_path / "f").write_text("2")
@@ -153,7 +157,7 @@ NAMES = {
     "recovery_count/W1.kill": "recovery/count W1.kill", "checkpoint_seconds": "recovery/checkpoint_seconds",
     "recovery_samples_undone/S0.kill": "recovery/samples_undone S0.kill", 
     "fault_observed/W1": "recovery/fault_observed W1",
-    "predicted_eps": "predicted_eps", "eps_ratio/gba": "eps_ratio/gba",
+    "advise/predicted_eps": "advise/predicted_eps", "advise/eps_ratio gba": "advise/eps_ratio gba",
     "system/cpu_utilization_percentage": "system/cpu_utilization_percentage",
 }  # fmt: skip
 
@@ -167,3 +171,9 @@ def test_there_and_back(plain: str, logged: str) -> None:
 @pytest.mark.parametrize("plain", NAMES)
 def test_names_of_older_runs_stay(plain: str) -> None:
     assert plain_name(plain) == plain
+
+
+def test_every_final_metric_is_in_a_group_or_among_the_five_without_one() -> None:
+    told = {"sync_gap": {"mean": 2.5}, "elp": 512, "exchanges": 7, "distance": [[0.5, 2.0]]}
+    found = [*metrics_of(RESULT), *metrics_of({"replicas": told})]
+    assert [name for name in map(logged_name, found) if not is_grouped(name)] == []

@@ -277,7 +277,7 @@ class Failover:
         if state.phase != training.number:
             self.run.members.channels_of("worker")[state.worker].send(self.begin_phase)
         for grant in missing:
-            training.send_grant(state.worker, grant, training.phase.lr_scale_of(grant))
+            training.send_grant(state.worker, grant)
 
     def _batches_awaited(
         self, training: LivePhase | None, state: WorkerState, missing: list[Grant], unreceived: int

@@ -29,7 +29,6 @@ from gbactl.coordinator.training_phase import (
     Decided,
     DiscardGradient,
     GiveUpBatch,
-    HandOut,
     TrainingPhase,
     order_record,
     step_order,
@@ -142,14 +141,19 @@ class LivePhase:
         unreachable = worker not in self.workers or worker in self._uninformed
         if unreachable or (self.single_batch and self._in_flight[worker]):
             return False
-        command = self.phase.take(worker)
-        if command is None:
+        grant = self.policy.take(worker)
+        if grant is None:
             return False
         if requested:
-            self._unrequested.discard(command.grant.batch)  # another worker had got it unrequested, and failed
+            self._unrequested.discard(grant.batch)  # another worker had got it unrequested, and failed
         else:
-            self._unrequested.add(command.grant.batch)
-        self._hand_out(command)
+            self._unrequested.add(grant.batch)
+        self.clock.tick()
+        self._in_flight[worker] += grant.samples > 0
+        self.log.write(GrantRecord(worker, grant.batch, grant.token))
+        self.send_grant(worker, grant)
+        self._send_hints()
+        self.on_grant(worker, grant.token)
         return True
 
     def _send_hints(self) -> None:
@@ -160,7 +164,7 @@ class LivePhase:
                 message = PrefetchHint(self.number, batch, batch * phase.local_batch, phase.size(batch))
                 self.workers[worker].send(message)
 
-    def send_grant(self, worker: int, grant: Grant, lr_scale: float) -> None:
+    def send_grant(self, worker: int, grant: Grant) -> None:
         """Send a worker the grant of a batch."""
         message = Granted(
             self.number,
@@ -170,7 +174,7 @@ class LivePhase:
             grant.samples,
             grant.after,
             grant.divisor,
-            lr_scale,
+            self.phase.lr_scale_of(grant),
             self.phase.statistics.unslowed_seconds(worker, grant.samples),
         )
         self.workers[worker].send(message)
@@ -315,15 +319,6 @@ class LivePhase:
             self._order(command)
         else:
             self._drop(command)
-
-    def _hand_out(self, command: HandOut) -> None:
-        worker, grant = command.worker, command.grant
-        self.clock.tick()
-        self._in_flight[worker] += grant.samples > 0
-        self.log.write(GrantRecord(worker, grant.batch, grant.token))
-        self.send_grant(worker, grant, command.lr_scale)
-        self._send_hints()
-        self.on_grant(worker, grant.token)
 
     def _drop(self, command: DiscardGradient | GiveUpBatch) -> None:
         batch = command.drop.batch if isinstance(command, DiscardGradient) else command.batch

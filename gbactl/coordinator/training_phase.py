@@ -40,11 +40,10 @@ Event = AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
 
 
 class HandOut(NamedTuple):
-    """Command: send a worker its batch. `lr_scale`: learning-rate factor if workers apply the step (`sync`), else 0."""
+    """Command: send a worker its batch."""
 
     worker: int
     grant: Grant
-    lr_scale: float
 
 
 class ApplyStep(NamedTuple):
@@ -159,11 +158,6 @@ class TrainingPhase:
         else:
             policy.joined_worker(event.worker)
         return self._decided(policy.poll(), before, -1)
-
-    def take(self, worker: int) -> HandOut | None:
-        """Decide on the batch of a worker that asks for its next one: its hand-out, or None if it must wait."""
-        grant = self.policy.take(worker)
-        return None if grant is None else HandOut(worker, grant, self.lr_scale_of(grant))
 
     def forgo(self) -> list[GiveUpBatch]:
         """Give up the batches in flight, and end the phase."""
@@ -299,16 +293,15 @@ class LoggedPhase:
         return []
 
     def _grant(self, record: GrantRecord) -> Command:
-        command = self.phase.take(record.worker)
-        grant = None if command is None else command.grant
+        grant = self.phase.policy.take(record.worker)
         if grant is None or (grant.batch, grant.token) != (record.batch, record.token):
             policy = "nothing" if grant is None else f"batch {grant.batch} with token {grant.token}"
             self._diverge(
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {policy}",
                 [(record.worker, record.batch)],
             )
-        assert command is not None
-        return command
+        assert grant is not None
+        return HandOut(record.worker, grant)
 
     def _forgo(self, record: ForgoRecord) -> Sequence[Command]:
         commands = self.phase.forgo()

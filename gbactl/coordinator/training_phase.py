@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from gbactl.checkpoint.remaining_samples import FinishedBatches
 from gbactl.config import RunConfig
@@ -300,7 +300,6 @@ class LoggedPhase:
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {policy}",
                 [(record.worker, record.batch)],
             )
-        assert grant is not None
         return HandOut(record.worker, grant)
 
     def _forgo(self, record: ForgoRecord) -> Sequence[Command]:
@@ -320,7 +319,6 @@ class LoggedPhase:
         if not isinstance(due, ApplyStep):
             batches = [batch for batch, _ in record.members]
             self._diverge(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
-        assert isinstance(due, ApplyStep)
         decided = order_record(due)
         if decided != record:
             members = [(member.worker, member.batch) for member in due.step.members]
@@ -332,7 +330,6 @@ class LoggedPhase:
         gradient = (record.worker, record.batch)
         if not isinstance(due, DiscardGradient) or (due.worker, due.drop.batch) != gradient:
             self._diverge(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
-        assert due is not None
         return due
 
     def _check_no_command_due(self, text: str = "The log goes on") -> None:
@@ -346,7 +343,7 @@ class LoggedPhase:
             leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
             self._diverge(f"{text} while something is in flight ({named(leases)})", leases)
 
-    def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> None:
+    def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> NoReturn:
         workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)
         first = self.due[0] if self.due else None
         step = first.step.step if isinstance(first, ApplyStep) else self.phase.policy.step

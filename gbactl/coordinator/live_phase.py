@@ -7,7 +7,7 @@ and then carried out on the channels to workers and servers. A gradient costs th
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -85,7 +85,6 @@ class LivePhase:
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # time at which the phase was ordered to end
         self.single_batch = False  # whether a worker gets no second batch while it has one: without prefetch
-        self._in_flight: Counter[int] = Counter()  # per worker: batches in flight
         self._openings = -1
         self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its staged gradient slice
         self._ignored: set[int] = set()
@@ -139,7 +138,7 @@ class LivePhase:
         """Hand a worker its next batch, if the policy allows."""
         # a worker may not know the phase yet after a failover
         unreachable = worker not in self.workers or worker in self._uninformed
-        if unreachable or (self.single_batch and self._in_flight[worker]):
+        if unreachable or (self.single_batch and self.policy.holding[worker]):
             return False
         grant = self.policy.take(worker)
         if grant is None:
@@ -149,7 +148,6 @@ class LivePhase:
         else:
             self._unrequested.add(grant.batch)
         self.clock.tick()
-        self._in_flight[worker] += grant.samples > 0
         self.log.write(GrantRecord(worker, grant.batch, grant.token))
         self.send_grant(worker, grant)
         self._send_hints()
@@ -186,7 +184,6 @@ class LivePhase:
 
         `due`: commands still to be carried out; `uninformed`: workers that get no message before `resume_hand_out`."""
         self._uninformed = uninformed
-        self._in_flight.update(owner for owner, _ in self.policy.leases.values())
         if self.phase.stopped:
             self.stop_at, self.stopped = None, self.clock.now()
         for command in due:
@@ -222,7 +219,6 @@ class LivePhase:
         leased = sorted(self.policy.leased_to(worker))
         for batch in leased:
             self._staged.pop(batch, None)
-        self._in_flight.pop(worker, None)  # a successor holds no batch of the phase
         self.empty_grants.pop(worker, None)
         return leased
 
@@ -267,7 +263,6 @@ class LivePhase:
         counted = () if self.phase.slices is None else tuple(staged.rows for staged in slices)
         gradient = AnnounceRecord(first.worker, first.batch, rows, dense, counted)
         self.log.write(gradient if self.log.ahead else gradient._replace(part_rows=()))
-        self._in_flight[first.worker] -= 1
         self.clock.announced()
         commands = self.phase.apply(gradient)
         self.phase.statistics.add_timing(

@@ -309,10 +309,7 @@ class Failover:
         run.fencing.failed_workers.clear()
         for worker in self.failed_workers:
             batches = [] if training is None else training.ignore_worker(worker)
-            if batches:
-                run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
-            else:
-                run.fencing.failed_workers.append(worker)
+            run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
             run.members.send_to_all("worker", WorkerFailed(worker))
             core.report_lost(Peer("worker", worker, self.incarnations.get(worker, 0)), len(batches))
         for worker in sorted(self.live_workers - set(self._worker_states)):

@@ -132,7 +132,6 @@ class CoordinatorCore:
         self.replicas.drop_requests(worker)
         batches = [] if run.training is None else run.training.ignore_worker(worker)
         run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
-        run.state.ongoing.lives.workers[worker] = peer.incarnation
         run.log_note()
         run.members.send_to_all("worker", WorkerFailed(worker))
         self.checkpoints.on_worker_failure(worker)

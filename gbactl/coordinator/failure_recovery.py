@@ -160,8 +160,7 @@ class WorkerRecovery:
         run = self.run
         successor = run.members.admit("worker", worker)
         channel = successor.channel
-        run.fencing.on_replaced(worker)
-        run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
+        run.fencing.on_replaced(worker, channel.peer.incarnation)
         run.log_note()
         channel.send(MoveDense(home, -1, UNANSWERED))
         if begin_phase is not None:

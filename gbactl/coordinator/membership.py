@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gbactl.coordinator.state import Incarnations
 from gbactl.errors import WireError
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Fence, Fenced, Hello, Ping, Pong, ShardAddresses, WorkerFailed
@@ -150,16 +151,15 @@ class Membership:
 class Fencing:
     """Fencing of failed workers: all servers refuse a failed worker's messages before its successor joins."""
 
-    def __init__(self, members: Membership, failed_workers: list[int]) -> None:
-        self.members, self.failed_workers = members, failed_workers
+    def __init__(self, members: Membership, lives: Incarnations) -> None:
+        self.members, self.lives, self.failed_workers = members, lives, lives.failed_workers
         self._confirmed: dict[int, set[int]] = {}
-        self._incarnations: dict[int, int] = {}  # worker -> its last incarnation that has ended
 
     def fence(self, worker: int, phase: int, batches: list[int], incarnation: int) -> None:
         """Order every server to refuse a failed worker's messages and discard the slices of its unannounced batches."""
         self.failed_workers.append(worker)
         self._confirmed[worker] = set()
-        self._incarnations[worker] = incarnation
+        self.lives.workers[worker] = incarnation
         self.members.send_to_all("server", Fence(worker, phase, batches, incarnation))
 
     def tell_workers(self) -> None:
@@ -169,16 +169,18 @@ class Fencing:
 
     def tell_successor(self, server: Channel) -> None:
         """Tell a failed server's successor which failed workers to refuse."""
-        for worker, incarnation in sorted(self._incarnations.items()):
-            server.send(Fence(worker, -1, [], incarnation))
+        for worker, incarnation in sorted(self.lives.workers.items()):
+            ended = incarnation if worker in self.failed_workers else incarnation - 1
+            server.send(Fence(worker, -1, [], ended))
 
     def fencing(self, worker: int) -> bool:
         """Whether some server has yet to confirm that it refuses a failed worker."""
         return worker in self._confirmed
 
-    def on_replaced(self, worker: int) -> None:
+    def on_replaced(self, worker: int, incarnation: int) -> None:
         """Record that a failed worker was replaced: its successor was admitted."""
         self.failed_workers.remove(worker)
+        self.lives.workers[worker] = incarnation
 
     def on_fenced(self, message: Fenced) -> bool:
         """Record that a server refuses a failed worker. Returns whether it was the last server to do so."""

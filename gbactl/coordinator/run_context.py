@@ -130,7 +130,7 @@ class RunContext:
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.state = RunState() if journal is None else journal.state
         self.members = Membership(cfg.processes, cfg.cluster.servers)
-        self.fencing = Fencing(self.members, self.state.ongoing.lives.failed_workers)
+        self.fencing = Fencing(self.members, self.state.ongoing.lives)
         self.current = cfg  # configuration in the current mode
         self.record = RunSummary(hub.now, cfg.train.patience)
         self.record.modes = cfg.mode.name

@@ -41,8 +41,8 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 class Incarnations:
     """Incarnation numbers of a run's nodes: how often each was replaced.
 
-    `failed_workers`: those without a successor, in the order in which they were detected; `workers`, `servers`:
-    incarnations of those that are successors."""
+    `failed_workers`: those without a successor, in the order in which they were detected; `workers`, `servers`: the
+    last known incarnations of those that have failed before."""
 
     failed_workers: list[int] = field(default_factory=list)
     workers: dict[int, int] = field(default_factory=dict)

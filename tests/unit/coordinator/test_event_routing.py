@@ -13,6 +13,7 @@ from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import NodeRequests, RunContext
+from gbactl.coordinator.state import Incarnations, JournalState, PhaseState, RunState
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
@@ -48,13 +49,16 @@ class Channel:
 class Cluster:
     """Two servers and two workers of a run that has begun. `out`: what is sent, logged and told, in its order."""
 
-    def __init__(self, run_dir: Path, mode: str = "gba", checkpoint: str = "cpr") -> None:
+    def __init__(
+        self, run_dir: Path, mode: str = "gba", checkpoint: str = "cpr", journal: JournalState | None = None
+    ) -> None:
         cfg = RunConfig(checkpoint=CheckpointConfig(checkpoint))
         cfg.mode.name, cfg.cluster.workers, cfg.cluster.servers, cfg.train.global_batch = mode, 2, 2, 16
         cfg.cluster.lost_worker = "continue"
         dataset = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=64)] * 3)
         self.out: list[Any] = []
-        self.run = RunContext(cast(Any, SimpleNamespace(now=lambda: 5.0)), cfg, cast(Any, dataset), run_dir, {}, None)
+        hub = cast(Any, SimpleNamespace(now=lambda: 5.0))
+        self.run = RunContext(hub, cfg, cast(Any, dataset), run_dir, {}, journal)
         self.core = CoordinatorCore(self.run)
         self.core.checkpoints.state.unsaved = UnsavedWork.begin(64, 2)
         for role in ("server", "worker"):
@@ -166,6 +170,14 @@ def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_i
     cluster.core.on_fenced(Fenced(1, 1))
     cluster.run.hand_out(0)
     assert [(to, message.batch) for to, message in cluster.out] == [("W0", 1)]
+
+
+def test_a_servers_successor_refuses_the_workers_that_failed_before_the_coordinator_did(tmp_path: Path) -> None:
+    """W0 has a successor, W1 has none."""
+    lives = Incarnations(failed_workers=[1], workers={0: 1, 1: 0})
+    cluster = Cluster(tmp_path, journal=JournalState(RunState(ongoing=PhaseState(lives)), [], 0))
+    cluster.run.fencing.tell_successor(cast(Any, Channel(Peer("server", 1, 1), cluster.out)))
+    assert cluster.out == [("S1", Fence(0, -1, [], 0)), ("S1", Fence(1, -1, [], 0))]
 
 
 def test_the_last_worker_is_not_done_without(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Failover:
         infos = [record for record in journal.records if isinstance(record, InfoRecord)]
         phases = [record.fields for record in infos if record.kind == event_log.PHASE]
         self.number = journal.state.standstill.phase + len(phases)
-        self.begin_phase = BeginPhase(**phases[-1]) if phases and self.stage == TRAIN else None
+        self.run.begin_phase = BeginPhase(**phases[-1]) if phases and self.stage == TRAIN else None
         self.server_failures = [record.fields for record in infos if record.kind == event_log.SERVER]
         self.failures = [record.fields for record in infos if record.kind == event_log.FAILURE]
         self.announced = any(isinstance(record, AnnounceRecord) for record in journal.records)
@@ -157,7 +157,7 @@ class Failover:
         if self.stage != OVER:  # no round is open: one that a rollback opens again is trained from the checkpoint on
             round_begun = standstill.round_begun or self.stage == EVALUATE
             self._round_state = (tuple(standstill.rest), round_begun, self.stage == TRAIN)
-        if self.begin_phase is None:
+        if run.begin_phase is None:
             yield from self._resume(None, {})
         return self.stage == OVER
 
@@ -172,7 +172,7 @@ class Failover:
         """Restore a resumed phase, on the coordinator and every node, to the point where the log ends.
 
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
-        begin_phase, policy = self.begin_phase, training.policy
+        begin_phase, policy = self.run.begin_phase, training.policy
         assert begin_phase is not None
         logged_phase = (begin_phase.samples, begin_phase.first_step, begin_phase.number)
         if (policy.phase.samples, policy.step, training.number) != logged_phase:
@@ -198,18 +198,11 @@ class Failover:
         self, training: LivePhase, channel: Channel, state: ServerState, commands: Sequence[Command]
     ) -> None:
         """Send a server the phase and the step orders that it has not received."""
-        assert self.begin_phase is not None
         if state.phase != training.number:
-            channel.send(self._begin_phase_for_servers)
+            channel.send(self.run.begin_phase_for_servers)
         for command in commands:
             if isinstance(command, ApplyStep) and command.step.step >= state.version:
                 channel.send(training.order_message(command))
-
-    @property
-    def _begin_phase_for_servers(self) -> BeginPhase:
-        """Message that announces the current phase to servers (see RunFlow._begin)."""
-        assert self.begin_phase is not None
-        return self.begin_phase._replace(served_dense=self.run.home != "workers")
 
     def _unreceived_grants(
         self, training: LivePhase, state: WorkerState, empty_grants: Sequence[HandOut]
@@ -245,7 +238,6 @@ class Failover:
         run.taking_over = False
         self._handle_lost_workers(training)
         if training is not None:
-            core.workers.begin_phase, core.servers.begin_phase = self.begin_phase, self._begin_phase_for_servers
             for channel, staged in self._staged:
                 if run.members.channels.get(("server", staged.shard)) is channel:
                     core.on_staged(staged)
@@ -275,7 +267,7 @@ class Failover:
         if self.run.home == "servers" and self.incarnations.get(state.worker):
             self.run.members.channels_of("worker")[state.worker].send(MoveDense("servers", -1, UNANSWERED))
         if state.phase != training.number:
-            self.run.members.channels_of("worker")[state.worker].send(self.begin_phase)
+            self.run.members.channels_of("worker")[state.worker].send(self.run.begin_phase)
         for grant in missing:
             training.send_grant(state.worker, grant)
 

@@ -209,8 +209,8 @@ class CoordinatorCore:
     def _update_server_successor(self, channel: Channel, loaded: int) -> None:
         """Send a server's successor the state of the run: phase, failed workers, number of steps, open requests."""
         run = self.run
-        if self.servers.begin_phase is not None:
-            channel.send(self.servers.begin_phase)
+        if run.begin_phase is not None:
+            channel.send(run.begin_phase_for_servers)
         run.fencing.tell_successor(channel)
         waiting = [] if run.training is None else run.training.on_server_replaced()
         reset_at = run.state.ongoing.optimizer_reset_at

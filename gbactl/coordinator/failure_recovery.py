@@ -59,7 +59,6 @@ class WorkerRecovery:
         self.injector = FaultInjector(plan)
         self.injector.due(*run.state.ongoing.failures.last_injection)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
-        self.begin_phase: BeginPhase | None = None  # last phase announced to workers
         self._uses_heartbeat = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
@@ -113,7 +112,7 @@ class WorkerRecovery:
         run = self.run
         ready, unequal = self.admissible, run.state.ongoing.unequal
         if ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
-            self.admit(self.begin_phase)
+            self.admit(run.begin_phase)
         elif (ready or unequal) and run.training is not None and run.training.stopped is None:
             run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
 
@@ -198,7 +197,6 @@ class ServerRecovery:
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
-        self.begin_phase: BeginPhase | None = None  # last phase announced to servers
         self.heartbeat = self._new_heartbeat(False)
 
     def _new_heartbeat(self, reading: bool) -> Heartbeat:

@@ -48,7 +48,7 @@ from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel_interface import Channel, Hub
-from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, ReloadCheckpoint
+from gbactl.wire.messages import Barrier, BeginPhase, Event, Granted, Inspect, Inspected, Predictions, ReloadCheckpoint
 
 TIMES_SECONDS = 1.0  # time between two saves of the processes' times: what a coordinator's failure loses of them
 SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
@@ -142,6 +142,7 @@ class RunContext:
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
         self.launcher: Channel | None = None
         self.step = self.phase_number = 0
+        self.begin_phase: BeginPhase | None = None  # the last announcement of a phase, as workers get it
         self.training: LivePhase | None = None
         self.evaluation: Evaluation | None = None
         self.untrained: Ranges = ()  # samples of the round that an evaluation interrupts
@@ -171,6 +172,11 @@ class RunContext:
     def home(self) -> str:
         """Holder of the dense parameters in the current mode: "servers", "workers" or "replicas"."""
         return self.current.home
+
+    @property
+    def begin_phase_for_servers(self) -> BeginPhase | None:
+        """Last announcement of a phase, as servers get it."""
+        return self.begin_phase and self.begin_phase._replace(served_dense=self.home != "workers")
 
     @property
     def step_now(self) -> int:

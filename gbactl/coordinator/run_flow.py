@@ -236,15 +236,14 @@ class RunFlow:
             encode_ranges(rest),
         )
         run.log.info(event_log.PHASE, message._asdict())
-        core.servers.begin_phase = message._replace(served_dense=home != "workers")
-        run.members.send_to_all("server", core.servers.begin_phase)
+        run.begin_phase = message
+        run.members.send_to_all("server", run.begin_phase_for_servers)
         yield from core.requests.barrier(run.step)
         if training:
             yield from core.switch.resumed()
         if run.home == "servers":
             core.workers.admit(None)
         run.members.send_to_all("worker", message)
-        core.workers.begin_phase = message
 
     def _on_loss(self, worker: int, loss: float) -> None:
         """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""

@@ -98,7 +98,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     cluster = Cluster(tmp_path)
     training = cluster.train()
     run, core = cluster.run, cluster.core
-    core.servers.begin_phase = BEGUN
+    run.begin_phase = BEGUN
     core.on_staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
     cluster.lose("server", 1)
     assert core.on_server_lost(1) and not run.can_save

@@ -145,7 +145,7 @@ class Failover:
         run.record.optimizer_reset = self.state.ongoing.optimizer_reset_at == position.step
         run.record.continue_clock(run.hub.now() - standstill.began)
         run.restore_times(replaced=False)
-        run.step, run.phase_number, run.started = position.step, self.number, True
+        run.step, run.phase_number = position.step, self.number
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)
         self.core.switch.restore(standstill.round, position.switches)

@@ -400,7 +400,7 @@ class ModeSwitch:
         training = self.run.training
         last = self._round == len(self.run.rounds) - 1
         more = training is not None and not training.policy.exhausted
-        if last and not more and self.run.started:
+        if last and not more and self.run.phase_number:
             return "the run has handed out its last batch"
         return self._worker_obstacle(cfg) or switch_obstacle(self.run.cfg, cfg)
 

@@ -149,7 +149,7 @@ class RunContext:
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
         # per worker: requests for batches by threads of a phase that is over
         self.surplus_requests: Counter[int] = Counter()
-        self.started = self.stopped = False
+        self.stopped = False
         self.taking_over = journal is not None
         self.server_losses = 0  # server failures so far
         self.failed_servers: dict[int, float] = {}  # shard -> time at which its failure was detected
@@ -241,7 +241,7 @@ class RunContext:
 
     def log_note(self) -> None:
         """Log the state that changed within a phase, for a coordinator failover."""
-        if self.journaled and self.started:
+        if self.journaled:
             self.state.ongoing.acted = self.record.statistics.observed_faults
             self.log.info(event_log.NOTE, encoded(self.state.ongoing))
 

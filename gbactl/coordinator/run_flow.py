@@ -218,7 +218,6 @@ class RunFlow:
         """Announce a phase to the servers, and then to the workers."""
         run, core = self.run, self.core
         run.phase_number += 1
-        run.started = True
         run.hub.traffic.training = training
         mode, home = run.current.mode.policy, run.home
         message = BeginPhase(
@@ -267,7 +266,7 @@ class RunFlow:
             return
         ongoing.unequal = False
         if home == "workers":  # for a replay; replica modes have none
-            if run.started:
+            if run.phase_number:
                 core.switch.log_checksums((yield from core.requests.inspect("server", what=core.switch.checksum_scope)))
             run.log.info(event_log.MOVED, {"step": run.step})
         yield from core.migration.migrate("servers", home)

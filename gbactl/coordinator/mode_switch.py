@@ -173,7 +173,7 @@ class ModeSwitch:
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
         self._round = 0
         self._ends_at: int | None = None  # samples of the phase that a scheduled switch has shortened
-        self._stopping = self._under_way = False
+        self._under_way = False  # from the end of hand-out that a switch causes until it is done
         self._drained_checksum: str | None = None
         self._losses_at_drain = 0  # server failures before the checksum: a successor's state is older
         self._switch_request: dict[str, Any] = {}
@@ -194,7 +194,7 @@ class ModeSwitch:
         if cfg is not None:
             self._under_way = True
             yield from self._switch(cfg, first, begun, kind_of_dense)
-        self._under_way = self._stopping = False
+        self._under_way = False
 
     def _switch(self, cfg: RunConfig, first: int, begun: bool, kind_of_dense: str) -> Flow[None]:
         run, request, self._switch_request = self.run, self._switch_request, {}
@@ -221,7 +221,8 @@ class ModeSwitch:
         """Compute checksums and migrate the dense parameters for a switch. Returns an error sentence, empty if none."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
-            workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=self._drain_seconds)
+            patience = max(1.0, self.run.cfg.switch.drain_seconds)
+            workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=patience)
             if not workers:
                 return "a worker did not answer"
         if reason := self._worker_obstacle(cfg):
@@ -257,10 +258,6 @@ class ModeSwitch:
             return ""
         failed = ", ".join(f"W{worker}" for worker in self.run.fencing.failed_workers)
         return f"{failed} died, and {cfg.mode.name} needs every worker" if failed and cfg.home != "replicas" else ""
-
-    @property
-    def _drain_seconds(self) -> float:
-        return max(1.0, self.run.cfg.switch.drain_seconds)
 
     @property
     def checksum_scope(self) -> str:
@@ -322,8 +319,8 @@ class ModeSwitch:
             self._report(training.clock.gradients[0])
         if self.auto is not None:
             self._ask_controller(self.auto, training)
-        if not self._stopping and self.plan.must_end_phase(self.run.record.seconds):
-            self._stopping = True
+        if not self._under_way and self.plan.must_end_phase(self.run.record.seconds):
+            self._under_way = True
             scheduled = "" if self.plan.next is None else self.plan.next.to
             to = self._switch_request.get("to", scheduled)
             log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
@@ -369,7 +366,7 @@ class ModeSwitch:
     def _switch_ends(self, policy: Policy) -> bool:
         """Whether a switch ends the phase, and not the round, an evaluation, a successor or a rollback."""
         step = self.plan.due_step()
-        return self._stopping or policy.phase.samples == self._ends_at or (step is not None and policy.step >= step)
+        return self._under_way or policy.phase.samples == self._ends_at or (step is not None and policy.step >= step)
 
     # -- requests of users --------------------------------------------------------------------------
 
@@ -394,7 +391,7 @@ class ModeSwitch:
 
     @property
     def _busy(self) -> bool:
-        return self._stopping or self._under_way or bool(self._switch_request) or self.state.report is not None
+        return self._under_way or bool(self._switch_request) or self.state.report is not None
 
     def _obstacle(self, cfg: RunConfig) -> str:
         training = self.run.training

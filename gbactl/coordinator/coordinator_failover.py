@@ -77,7 +77,7 @@ class Failover:
         run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
         self.core.servers.check_failover(self.server_failures)
-        run.members.set_informed(self.live_workers)
+        run.members.informed |= self.live_workers
 
         def all_connected() -> bool:
             return servers <= set(self._server_states) and run.launcher is not None

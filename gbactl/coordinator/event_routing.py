@@ -7,7 +7,6 @@ staged gradient slice) is a method of CoordinatorCore, which calls these parts o
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator import event_log
@@ -232,10 +231,3 @@ class CoordinatorCore:
         run.failures.record_takeover(failure, detected, last_sign)
         run.log_note()
         run.send_event("joined", {"process": "C", "step": run.step_now})
-
-    # -- result -------------------------------------------------------------------------------------
-
-    def summary(self) -> dict[str, Any]:
-        """Fields of result.json about replicas and about switch=auto."""
-        auto = self.switch.auto
-        return {**self.replicas.result(), **({} if auto is None else {"auto": auto.summary()})}

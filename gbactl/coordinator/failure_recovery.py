@@ -100,7 +100,7 @@ class WorkerRecovery:
 
     def _inject(self, injection: Injection, progress: tuple[int, float]) -> None:
         run = self.run
-        if self._is_member(injection.process):
+        if injection.process in ("C", *(str(channel.peer) for channel in run.members.channels.values())):
             run.failures.record_injection(injection.process, injection.kind)
         run.state.ongoing.failures.last_injection = progress
         run.log_note()
@@ -115,12 +115,6 @@ class WorkerRecovery:
             self.admit(run.begin_phase)
         elif (ready or unequal) and run.training is not None and run.training.stopped is None:
             run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
-
-    def _is_member(self, process: str) -> bool:
-        if process == "C":
-            return True
-        role = {"W": "worker", "S": "server"}.get(process[0])
-        return role is not None and (role, int(process[1:])) in self.run.members.channels
 
     def on_server_failure(self) -> None:
         """Mark the workers' dense parameters as perhaps unequal: a server failure may have cut off a migration."""

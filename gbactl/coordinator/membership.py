@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class Membership:
         self.ready: set[tuple[str, int]] = set()
         self.settled = False  # all nodes have joined: a node that connects now is a successor
         self.successors: dict[tuple[str, int], Successor] = {}
-        self._informed: set[int] = set()  # workers that know the servers' addresses
+        self.informed: set[int] = set()  # workers that know the servers' addresses
         self._uninformed: dict[int, Channel] = {}  # workers that wait for them
 
     def hello(self, channel: Channel, hello: Hello) -> None:
@@ -56,14 +56,10 @@ class Membership:
         if hello.role == "server":
             self.addresses[number] = hello.address
         elif self.settled:
-            self._informed.discard(number)
-        if hello.role == "worker" and number not in self._informed:
+            self.informed.discard(number)
+        if hello.role == "worker" and number not in self.informed:
             self._uninformed[number] = channel
         self._tell_addresses()
-
-    def set_informed(self, workers: Collection[int]) -> None:
-        """Record the workers that already know the servers' addresses."""
-        self._informed.update(workers)
 
     def successor(self, channel: Channel, role: str, number: int) -> Successor | None:
         """Successor of a failed node, not yet a member, to which a channel belongs; None if there is none."""
@@ -98,14 +94,14 @@ class Membership:
         for number, channel in self._uninformed.items():
             node = ("worker", number)
             if channel is self.channels.get(node) or self.successor(channel, *node) is not None:
-                self._informed.add(number)
+                self.informed.add(number)
                 channel.send(ShardAddresses([self.addresses[shard] for shard in shards]))
         self._uninformed.clear()
 
     def tell_successors(self, message: Any) -> None:
         """Send a message to every failed worker's successor that knows the servers' addresses."""
         for (role, number), successor in self.successors.items():
-            if role == "worker" and number in self._informed:
+            if role == "worker" and number in self.informed:
                 successor.channel.send(message)
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:

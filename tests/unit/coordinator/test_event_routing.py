@@ -65,7 +65,7 @@ class Cluster:
             for index in (0, 1):
                 self.run.members.channels[role, index] = cast(Any, Channel(Peer(role, index), self.out))
         self.run.members.settled = True
-        self.run.members.set_informed((0, 1))
+        self.run.members.informed |= {0, 1}
         self.run.phase_number = 1
         self.run.log.info = self._logged  # type: ignore[method-assign]
         self.run.send_event = self._told  # type: ignore[method-assign]

@@ -132,7 +132,9 @@ class RunContext:
         self.members = Membership(cfg.processes, cfg.cluster.servers)
         self.fencing = Fencing(self.members, self.state.ongoing.lives)
         self.current = cfg  # configuration in the current mode
-        self.record = RunSummary(hub.now, cfg.train.patience)
+        self.rounds = rounds(dataset, cfg.train)
+        rows = [dataset.splits[part.split].rows for part in self.rounds]
+        self.record = RunSummary(hub.now, cfg.train.patience, list(zip(self.rounds, rows, strict=True)))
         self.record.modes = cfg.mode.name
         self.record.statistics.observed = ObservedBatches.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
         self.journaled = writes_journal(cfg)
@@ -155,8 +157,6 @@ class RunContext:
         self.failed_servers: dict[int, float] = {}  # shard -> time at which its failure was detected
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
         self._times_due = 0.0
-        self.rounds = rounds(dataset, cfg.train)
-        rows = [dataset.splits[part.split].rows for part in self.rounds]
         self.switch_plan = SwitchPlan(cfg.entries, cfg.phases, rows)
         self.auto: AutoSwitch | None = None
         if cfg.candidates:

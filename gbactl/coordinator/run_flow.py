@@ -86,6 +86,7 @@ class RunFlow:
         """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""
         run, core = self.run, self.core
         rounds = [] if over or core.checkpoints.trained else list(enumerate(run.rounds))
+        run.record.round = max(0, len(run.record.results) - 1)
         for number, round_ in rounds[len(run.record.results) :]:
             if not (yield from self._train(round_, number)):
                 return False
@@ -124,7 +125,7 @@ class RunFlow:
         An evaluation within the round ends a phase too. False where a rollback must come first."""
         run, core = self.run, self.core
         rows = run.dataset.splits[round_.split].rows
-        run.record.round = (round_, number, len(run.rounds), rows)
+        run.record.round = number
         rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
             rest, begun, entered = self.failover.resumed_round() or (rest, begun, entered)

@@ -11,7 +11,6 @@ read = trained + decayed + lost. A failure's record costs a microsecond.
 from __future__ import annotations
 
 import copy
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -69,10 +68,12 @@ def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
 
 
 class RunSummary:
-    """Record that the coordinator fills during the run. Times are seconds since `start`."""
+    """Record that the coordinator fills during the run. Times are seconds since `start`.
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, patience: int = 0) -> None:
-        self.now = now
+    `rounds`: the run's rounds, each with its number of samples."""
+
+    def __init__(self, now: Callable[[], float], patience: int, rounds: Sequence[tuple[Round, int]]) -> None:
+        self.now, self.rounds = now, rounds
         self.stopping = EarlyStopping(patience)
         self.results: list[dict[str, Any]] = []  # scores of each finished round
         self.ledger = Ledger()
@@ -81,7 +82,7 @@ class RunSummary:
         self.inherited = 0  # number of phases that the run which this one began from has trained
         self.curve: list[dict[str, Any]] = []
         self.modes = ""  # modes so far: sync>gba@day2
-        self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
+        self.round = 0  # number of the current round, or of the last one
         self.last_gradient: float | None = None  # end of the last phase, by `now`
         # of the next phase to be closed: time from the last gradient before its switch to the first one after it
         self.pause_ms: float | None = None
@@ -104,7 +105,7 @@ class RunSummary:
     @property
     def label(self) -> str:
         """Label of the current round: day 3, epoch 0."""
-        return "" if self.round is None else self.round[0].label
+        return self.rounds[self.round][0].label
 
     def close_phase(self, mode: str, training: LivePhase) -> None:
         """Record a finished phase, whose gradients are all applied.
@@ -156,24 +157,22 @@ class RunSummary:
         point = {"samples": finished, "seconds": now, "training_seconds": trained, "eps": now_eps, **recent.point()}
         if recent.samples:
             self.curve.append(point)
-        assert self.round is not None
-        this_round, number, rounds, samples = self.round
         return {
             **point,
-            **self._round_fields(this_round.label, training),
+            **self._round_fields(training),
             "step": training.policy.step if training else step,
             "workers": self.statistics.rates(now),
             "times": self.statistics.times.take_recent(),
             "staleness": quantiles(self.statistics.staleness),
-            "label": this_round.label,
-            "round": number,
-            "rounds": rounds,
-            "round_samples": samples,
+            "label": self.label,
+            "round": self.round,
+            "rounds": len(self.rounds),
+            "round_samples": self.rounds[self.round][1],
         }
 
-    def _round_fields(self, label: str, training: LivePhase | None) -> dict[str, Any]:
-        """Samples of a round trained, decayed or lost so far, and the round's samples per second."""
-        parts = [phase for phase in self.phases if phase["day"] == label]
+    def _round_fields(self, training: LivePhase | None) -> dict[str, Any]:
+        """Samples of the round trained, decayed or lost so far, and the round's samples per second."""
+        parts = [phase for phase in self.phases if phase["day"] == self.label]
         ledger = training.policy.ledger if training else Ledger()
         trained = sum(phase["samples"] for phase in parts) + ledger.trained
         seconds = sum(phase["seconds"] for phase in parts) + (training.clock.seconds if training else 0.0)

@@ -109,7 +109,7 @@ def test_what_is_no_position_is_refused(broken: dict[str, Any]) -> None:
 def test_a_run_goes_on_from_a_position_as_often_as_it_goes_back() -> None:
     """What it records afterwards changes nothing of the position."""
     kept = position(curve=[], results=[{"auc": 0.7}])
-    record = RunSummary(lambda: 9.0, patience=5)
+    record = RunSummary(lambda: 9.0, 5, [])
     for _ in range(2):
         record.restore(kept)
         assert (record.stopping.patience, record.stopping.best, record.ledger.trained) == (5, 0.7, 64)

@@ -174,7 +174,7 @@ class RunFlow:
         core.sums.on_phase_end(policy.phase)
         yield from core.requests.barrier(run.step)
         run.training = None
-        run.record.close_phase(run.current.mode.name, training)
+        run.record.close_phase(training)
         run.record.phases[-1].update(core.replicas.phase())
         run.send_event("phase", {"phases": list(run.record.phases)})
         run.send_progress()

@@ -107,7 +107,7 @@ class RunSummary:
         """Label of the current round: day 3, epoch 0."""
         return self.rounds[self.round][0].label
 
-    def close_phase(self, mode: str, training: LivePhase) -> None:
+    def close_phase(self, training: LivePhase) -> None:
         """Record a finished phase, whose gradients are all applied.
 
         EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
@@ -116,16 +116,16 @@ class RunSummary:
         self.ledger.add(policy.ledger)
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
         end = clock.first if self.last_gradient is None else self.last_gradient
-        phase = self._phase(training, policy.ledger, policy.step, mode)
+        phase = self._phase(training, policy.ledger, policy.step)
         phase |= {"pause_ms": self.pause_ms, "closing_seconds": 0.0 if end is None else self.now() - end}
         self.phases.append(phase | ({"fresh_optimizer": True} if self.optimizer_reset else {}))
         self.pause_ms, self.optimizer_reset = None, False
 
-    def _phase(self, training: LivePhase, done: Ledger, step: int, mode: str) -> dict[str, Any]:
+    def _phase(self, training: LivePhase, done: Ledger, step: int) -> dict[str, Any]:
         """Summary of a phase up to step `step`; `done`: numbers of its samples trained, decayed and lost."""
         first_step, seconds = training.policy.phase.first_step, training.clock.seconds
         return {
-            "day": self.label, "mode": mode, "first_sample": training.ranges[0][0], "first_step": first_step,
+            "day": self.label, "mode": training.mode, "first_sample": training.ranges[0][0], "first_step": first_step,
             "pause_ms": None, "steps": step - first_step, "samples": done.trained, "decayed": done.decayed,
             "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
             "staleness_histogram": histogram_to_json(self.statistics.staleness - _staleness(self.phases)),
@@ -196,15 +196,15 @@ class RunSummary:
             unread=None if training is None else list(training.remaining_ranges), ledger=ledger, mode=mode,
             switches=switches, stopping=replace(self.stopping) if self.results else None,
             results=[dict(each) for each in self.results], modes=self.modes,
-            phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
+            phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step)],
             curve=_thinned(self.curve), statistics=self.statistics.counts, inherited=self.inherited,
         )  # fmt: skip
 
-    def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
+    def _open_phase(self, training: LivePhase | None, step: int) -> list[dict[str, Any]]:
         """Summary of the current phase so far, in the form of a finished phase."""
         if training is None or step == training.policy.phase.first_step:
             return []
-        return [self._phase(training, training.phase.finished.ledger, step, mode["name"])]
+        return [self._phase(training, training.phase.finished.ledger, step)]
 
     def restore(self, position: JobPosition) -> None:
         """Replace the record by the one saved in a position, and continue from there."""

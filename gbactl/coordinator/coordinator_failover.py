@@ -82,10 +82,14 @@ class Failover:
         def all_connected() -> bool:
             return servers <= set(self._server_states) and run.launcher is not None
 
-        if not (yield WaitCondition(all_connected, run.hub.now() + cluster.start_timeout)):
+        def complete() -> bool:
+            return all_connected() and self.live_workers <= set(self._worker_states)
+
+        yield WaitCondition(all_connected, run.hub.now() + cluster.start_timeout)
+        yield WaitCondition(complete, run.hub.now() + cluster.hang_seconds)
+        if not all_connected():
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._server_states))) or "The launcher"
             raise ClusterError(f"{missing} did not come back when another coordinator took over.")
-        yield WaitCondition(lambda: self.live_workers <= set(self._worker_states), run.hub.now() + cluster.hang_seconds)
         run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:

@@ -10,11 +10,13 @@ import pytest
 
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
+from gbactl.coordinator.coordinator_failover import Failover
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.coordinator.state import Incarnations, JournalState, PhaseState, RunState
 from gbactl.coordinator.training_phase import TrainingPhase
+from gbactl.errors import ClusterError
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (
@@ -25,6 +27,7 @@ from gbactl.wire.messages import (
     Fence,
     Fenced,
     Hello,
+    ServerState,
     ShardRelocated,
     Staged,
     WorkerFailed,
@@ -178,6 +181,24 @@ def test_a_servers_successor_refuses_the_workers_that_failed_before_the_coordina
     cluster = Cluster(tmp_path, journal=JournalState(RunState(ongoing=PhaseState(lives)), [], 0))
     cluster.run.fencing.tell_successor(cast(Any, Channel(Peer("server", 1, 1), cluster.out)))
     assert cluster.out == [("S1", Fence(0, -1, [], 0)), ("S1", Fence(1, -1, [], 0))]
+
+
+def test_a_failover_does_not_go_on_without_a_server_that_it_lost_while_it_waited_for_the_workers(
+    tmp_path: Path,
+) -> None:
+    journal = JournalState(RunState(), [], 0)
+    cluster = Cluster(tmp_path, journal=journal)
+    run, failover = cluster.run, Failover(cluster.core, journal)
+    run.members.settled, run.launcher = False, cast(Any, Channel(Peer("launcher", 0), cluster.out))
+    for shard in (0, 1):
+        failover.server_state(ServerState(shard, journal.term, 0, 1))
+    waits = failover.gather()
+    until = next(waits)
+    while until.condition():
+        until = waits.send(True)
+    assert failover.on_lost(run.members.channels["server", 1])
+    with pytest.raises(ClusterError, match="S1 did not come back"):
+        waits.send(False)  # no worker has come either, in the time that there is for it
 
 
 def test_the_last_worker_is_not_done_without(tmp_path: Path) -> None:

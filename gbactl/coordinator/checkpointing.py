@@ -138,10 +138,10 @@ class Checkpointing:
     def _resume(self, path: Path) -> None:
         run, position = self.run, JobPosition.read(read_manifest(path).position)
         self.resumed, self._base = position, None
+        run.record.continue_clock(position.seconds)
         run.record.restore(position)
         same_run = path.resolve().parent == self.folder.path.resolve()
         run.record.inherited = position.inherited if same_run else len(position.phases)
-        run.record.continue_clock(position.seconds)
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step
 

@@ -144,10 +144,10 @@ class Failover:
         """Restore the run to the last point at which no batch was in flight. Returns whether all rounds are over."""
         run, standstill, position = self.run, self.state.standstill, self.state.standstill.position
         assert position is not None
+        run.record.continue_clock(run.hub.now() - standstill.began)
         run.record.restore(position)
         run.record.inherited = position.inherited
         run.record.optimizer_reset = self.state.ongoing.optimizer_reset_at == position.step
-        run.record.continue_clock(run.hub.now() - standstill.began)
         run.restore_times(replaced=False)
         run.step, run.phase_number = position.step, self.number
         if position.mode != mode_values(run.current):

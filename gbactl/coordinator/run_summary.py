@@ -214,6 +214,7 @@ class RunSummary:
         self.ledger, self.modes = replace(position.ledger), position.modes
         self.phases, self.curve = list(position.phases), list(position.curve)
         self.statistics.restore(copy.deepcopy(position.statistics), position.step, position.ledger.finished)
+        self.statistics.rates(self.seconds)  # rates are counted from here
 
     def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
         """Fields of result.json about the training. Raises ClusterError if replicas differ."""

@@ -113,6 +113,9 @@ def test_a_run_goes_on_from_a_position_as_often_as_it_goes_back() -> None:
     for _ in range(2):
         record.restore(kept)
         assert (record.stopping.patience, record.stopping.best, record.ledger.trained) == (5, 0.7, 64)
+        assert record.statistics.rates(1.0) == {"W3": 0.0}, "counted from here, not from what is undone"
+        record.statistics.workers[3].samples += 32
+        assert record.statistics.rates(2.0) == {"W3": 32.0}
         record.statistics.staleness[1] += 1
         record.ledger.trained += 32
         record.results.append({})

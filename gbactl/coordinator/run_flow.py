@@ -20,7 +20,7 @@ from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
-from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
+from gbactl.wire.messages import BeginPhase, ShardRelocated, Stop
 from gbactl.wire.times_and_traffic import traffic_summary
 
 GOODBYE_SECONDS = 5.0
@@ -340,9 +340,10 @@ class RunFlow:
 
     def _result(self, best: dict[str, Any]) -> Flow[dict[str, Any]]:
         """Fields of result.json, except for those that only the launcher knows."""
-        run, core = self.run, self.core
+        run, core, resumed = self.run, self.core, self.core.checkpoints.resumed
         inspected = yield from core.requests.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
+        nodes = [run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
         summary = run.record.result(best, inspected)
         rolled_back = sum(failed.samples_rolled_back for failed in run.failures.failures)
         result = {
@@ -355,18 +356,13 @@ class RunFlow:
             "global_step": run.step,
             "refused_frames": sum(refused.values()),
             "refused": dict(refused.most_common()),
-            "wire": self._wire(inspected),
+            "wire": traffic_summary(nodes, run.step - (0 if resumed is None else resumed.step)),
             "event_log_bytes": run.log.bytes,
             **core.checkpoints.summary(),
             **core.workers.summary(inspected),
         }
         self.amend_result(result)
         return result
-
-    def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
-        nodes = [self.run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
-        resumed = self.core.checkpoints.resumed
-        return traffic_summary(nodes, self.run.step - (0 if resumed is None else resumed.step))
 
     def _stop_nodes(self) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""

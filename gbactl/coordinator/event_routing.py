@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 
-from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.failure_recovery import LostDenseGradients, ServerRecovery, WorkerRecovery, hang_error
@@ -36,18 +35,14 @@ class CoordinatorCore:
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run = run
-        self.checkpoints = Checkpointing(run, self._gathering)
+        self.replicas = ReplicaPhases(run, term)
+        self.checkpoints = Checkpointing(run, self.replicas.gathering)
         self.workers = WorkerRecovery(run)
         self.servers = ServerRecovery(run, full=self.checkpoints.estimate.recovery == "full")
         self.requests = NodeRequests(run, self.servers.restart_deadlines)
         self.migration = DenseMigration(run)
         self.switch = ModeSwitch(run, self.requests, self.migration)
-        self.replicas = ReplicaPhases(run, term)
         self.sums = LostDenseGradients(run)
-
-    def _gathering(self) -> ReplicaMean | None:
-        workers = self.replicas.workers_to_save
-        return ReplicaMean(workers, self.replicas.has_centre) if workers else None
 
     def poll(self) -> None:
         """Do periodic work between two messages: checkpoints, heartbeats, successors, mode switches, replica phases."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.statistics import quantiles
 from gbactl.errors import WireError
@@ -147,16 +148,12 @@ class ReplicaPhases:
         if message.request == self.request:
             self._totals[message.worker] = totals
 
-    @property
-    def workers_to_save(self) -> list[int]:
-        """Workers whose replicas a checkpoint needs now: every trainer, within a phase."""
-        trainers = self.state.last.get("trainers", 0) if self._policy is not None else 0
-        return [worker for worker in self.members.channels_of("worker") if worker < trainers]
-
-    @property
-    def has_centre(self) -> bool:
-        """Whether the dense parameters of this phase are an EASGD centre, which the servers hold."""
-        return self._policy is not None and not self._policy.collective
+    def gathering(self) -> ReplicaMean | None:
+        """Begin to collect the replicas that a checkpoint needs now: every trainer's, within a phase; else None."""
+        if self._policy is None:
+            return None
+        trainers = [worker for worker in self.members.channels_of("worker") if worker < self.state.last["trainers"]]
+        return ReplicaMean(trainers, centred=not self._policy.collective) if trainers else None
 
     @property
     def kind_of_dense(self) -> str:

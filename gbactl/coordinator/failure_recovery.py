@@ -191,17 +191,15 @@ class ServerRecovery:
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
-        self.heartbeat = self._new_heartbeat(False)
-
-    def _new_heartbeat(self, reading: bool) -> Heartbeat:
-        c = self.run.cfg.cluster
-        return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
+        self.restart_deadlines(False)
 
     def restart_deadlines(self, reading: bool) -> None:
         """Restart the servers' heartbeat deadlines, when a request is sent to them and when all have answered it.
 
         `reading`: the request makes them read all their data, so they may be silent for longer."""
-        self.heartbeat = self._new_heartbeat(reading)
+        c = self.run.cfg.cluster
+        patience = max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds
+        self.heartbeat = Heartbeat(patience, self.run.hub.now)
 
     # -- failures -----------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_summary import checksums
+from gbactl.coordinator.state import kind_of_dense
 from gbactl.errors import ClusterError, GbactlError
 from gbactl.policies import Policy
 from gbactl.switching.auto_controller import AutoSwitch
@@ -184,26 +185,26 @@ class ModeSwitch:
 
     # -- between two phases -------------------------------------------------------------------------
 
-    def go_on(self, number: int, first: int, begun: bool, kind_of_dense: str) -> Flow[None]:
+    def go_on(self, number: int, first: int, begun: bool) -> Flow[None]:
         """Switch the mode, if a switch is due, before the phase of round `number` that begins at sample `first`.
 
-        `begun`: the day has begun before; `kind_of_dense`: what the replicas of the previous phase became."""
+        `begun`: the day has begun before."""
         self._round = number
         self._report(None)
         cfg = self.plan.take(self._position())
         if cfg is not None:
             self._under_way = True
-            yield from self._switch(cfg, first, begun, kind_of_dense)
+            yield from self._switch(cfg, first, begun)
         self._under_way = False
 
-    def _switch(self, cfg: RunConfig, first: int, begun: bool, kind_of_dense: str) -> Flow[None]:
+    def _switch(self, cfg: RunConfig, first: int, begun: bool) -> Flow[None]:
         run, request, self._switch_request = self.run, self._switch_request, {}
         self._losses_at_drain = run.server_losses
         servers = yield from self.requests.inspect("server", what=self.checksum_scope)
         if begun:
             self.log_checksums(servers)
         why_not = self._worker_obstacle(cfg) or (yield from self._migrate_and_check(cfg, servers, begun))
-        dense = {"dense": kind_of_dense} if run.home == "replicas" else {}
+        dense = {"dense": kind_of_dense(run.current.mode.policy)} if run.home == "replicas" else {}
         report = {**request, "from": run.current.mode.name, "to": cfg.mode.name, "step": run.step, **dense}
         if why_not:
             self._drained_checksum = None

@@ -139,7 +139,7 @@ class RunFlow:
                     round_, scores, f"{round_.label}, {rows - total_samples(rest):,} of {rows:,} samples"
                 )
             if not entered:
-                yield from core.switch.go_on(number, rest[0][0], begun, core.replicas.kind_of_dense)
+                yield from core.switch.go_on(number, rest[0][0], begun)
                 run.save_standstill(TRAIN, number, rest, begun)
             trained = yield from self._phase(round_, rest)
             rest, begun, entered = without_first(rest, trained), True, False
@@ -165,7 +165,7 @@ class RunFlow:
         policy = training.policy
         training.serve()
         yield from core.switch.drain(training)
-        yield from core.replicas.close()
+        replicas = yield from core.replicas.close()
         training.finish()
         run.state.standstill.empty_grants = [
             (worker, grant) for worker, grants in training.empty_grants.items() for grant in grants
@@ -175,7 +175,7 @@ class RunFlow:
         yield from core.requests.barrier(run.step)
         run.training = None
         run.record.close_phase(training)
-        run.record.phases[-1].update(core.replicas.phase())
+        run.record.phases[-1].update(replicas)
         run.send_event("phase", {"phases": list(run.record.phases)})
         run.send_progress()
         if run.home != "replicas":  # the log must not show successors in a phase that a failover may continue

@@ -29,7 +29,7 @@ from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger, Phase
-from gbactl.policies.policy import policy_class
+from gbactl.policies.policy import Policy, policy_class
 from gbactl.switching.switch_descriptions import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
@@ -155,9 +155,7 @@ class JobPosition:
     def dense(self) -> str:
         """Description of the saved dense parameters: of trainers, the mean of the replicas or the EASGD centre."""
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
-        if mode.home != "replicas":
-            return "the dense parameters"
-        return "the mean of the replicas" if mode.collective else "the centre"
+        return f"the {kind_of_dense(mode)}" if mode.home == "replicas" else "the dense parameters"
 
     @property
     def stopped_early(self) -> bool:
@@ -171,6 +169,11 @@ class JobPosition:
         between = self.unread is None and self.round > 0
         point = f"{self.label.partition(' ')[0]}{self.round}" if between else f"step{self.step}"
         return switched(self.modes, mode, point)
+
+
+def kind_of_dense(mode: type[Policy]) -> str:
+    """Kind of the dense parameters that a phase with replicas leaves."""
+    return "mean of the replicas" if mode.collective else "centre"
 
 
 def config_at(chain: CheckpointChain) -> dict[str, Any]:
@@ -248,12 +251,9 @@ class LastSwitch:
 
 @dataclass
 class ReplicaState:
-    """Statistics and settings of phases with replicas.
-
-    `last`: settings of the current or last phase; `settings`: settings of the last phase that had replicas."""
+    """Statistics of all phases with replicas, and settings of the last one."""
 
     phases: list[ExchangeTotals] = field(default_factory=list)
-    last: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
 

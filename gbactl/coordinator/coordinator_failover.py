@@ -152,7 +152,7 @@ class Failover:
         run.step, run.phase_number = position.step, self.number
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)
-        self.core.switch.restore(standstill.round, position.switches)
+        run.switch_plan.taken = position.switches
         if self.announced:  # a switch before this phase is reported without its pause, whose start is unknown
             self.state.switch.gradient = None
         if (observed := run.record.statistics.observed) is not None:

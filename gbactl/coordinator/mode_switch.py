@@ -172,24 +172,18 @@ class ModeSwitch:
         self.state = run.state.switch
         self.plan, self.auto = run.switch_plan, run.auto
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
-        self._round = 0
         self._ends_at: int | None = None  # samples of the phase that a scheduled switch has shortened
         self._under_way = False  # from the end of hand-out that a switch causes until it is done
         self._drained_checksum: str | None = None
         self._losses_at_drain = 0  # server failures before the checksum: a successor's state is older
         self._switch_request: dict[str, Any] = {}
 
-    def restore(self, number: int, taken: int) -> None:
-        """Restore the switches at round `number`: the first `taken` entries of the schedule are already done."""
-        self._round, self.plan.taken = number, taken
-
     # -- between two phases -------------------------------------------------------------------------
 
-    def go_on(self, number: int, first: int, begun: bool) -> Flow[None]:
-        """Switch the mode, if a switch is due, before the phase of round `number` that begins at sample `first`.
+    def go_on(self, first: int, begun: bool) -> Flow[None]:
+        """Switch the mode, if a switch is due, before the phase of the current round that begins at sample `first`.
 
         `begun`: the day has begun before."""
-        self._round = number
         self._report(None)
         cfg = self.plan.take(self._position())
         if cfg is not None:
@@ -396,7 +390,7 @@ class ModeSwitch:
 
     def _obstacle(self, cfg: RunConfig) -> str:
         training = self.run.training
-        last = self._round == len(self.run.rounds) - 1
+        last = self.run.record.round == len(self.run.rounds) - 1
         more = training is not None and not training.policy.exhausted
         if last and not more and self.run.phase_number:
             return "the run has handed out its last batch"
@@ -412,4 +406,4 @@ class ModeSwitch:
 
     def _position(self) -> RunProgress:
         record = self.run.record
-        return RunProgress(self._round, record.ledger.read, self.run.step, record.seconds)
+        return RunProgress(record.round, record.ledger.read, self.run.step, record.seconds)

@@ -260,15 +260,14 @@ class RunContext:
         if replaced:
             times.on_servers_replaced(list(times.beats))
 
-    def save_standstill(self, stage: str, number: int, rest: Any = (), round_begun: bool = False) -> None:
-        """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
+    def save_standstill(self, stage: str, rest: Any = (), round_begun: bool = False) -> None:
+        """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of the round."""
         if not self.journaled:
             return
         self.log.flush()
         self.state.ongoing.acted = self.record.statistics.observed_faults
         standstill = self.state.standstill
-        standstill.stage, standstill.round = stage, number
-        standstill.rest, standstill.round_begun = list(rest), round_begun
+        standstill.stage, standstill.rest, standstill.round_begun = stage, list(rest), round_begun
         standstill.offset, standstill.phase = self.log.bytes, self.phase_number
         standstill.at, standstill.began = self.hub.now(), self.record.began
         standstill.position = self.position(self.step)

@@ -90,13 +90,13 @@ class RunFlow:
         for number, round_ in rounds[len(run.record.results) :]:
             if not (yield from self._train(round_, number)):
                 return False
-            scores = yield from self._score(round_, number, ())
+            scores = yield from self._score(round_, ())
             if self._rollback_due:
                 return False
             run.record.results.append(self._report_scores(round_, scores, round_.label))
             if run.record.stopping.update(scores[round_.judged_by]["auc"]):
                 break
-        run.save_standstill(OVER, len(run.record.results) - 1)
+        run.save_standstill(OVER)
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
@@ -132,15 +132,15 @@ class RunFlow:
         while rest:
             if self._evaluation_due(round_, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))
-                scores = yield from self._score(round_, number, rest)
+                scores = yield from self._score(round_, rest)
                 if self._rollback_due:
                     return False
                 self._report_scores(
                     round_, scores, f"{round_.label}, {rows - total_samples(rest):,} of {rows:,} samples"
                 )
             if not entered:
-                yield from core.switch.go_on(number, rest[0][0], begun)
-                run.save_standstill(TRAIN, number, rest, begun)
+                yield from core.switch.go_on(rest[0][0], begun)
+                run.save_standstill(TRAIN, rest, begun)
             trained = yield from self._phase(round_, rest)
             rest, begun, entered = without_first(rest, trained), True, False
             if self._rollback_due:
@@ -300,10 +300,10 @@ class RunFlow:
 
     # -- evaluation ---------------------------------------------------------------------------------
 
-    def _score(self, round_: Round, number: int, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
+    def _score(self, round_: Round, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
         """Evaluate the model on a round's splits; `rest`: sample ranges of the round still to be trained."""
         run = self.run
-        run.save_standstill(EVALUATE, number, rest, bool(rest))
+        run.save_standstill(EVALUATE, rest)
         run.untrained = rest
         if run.home == "replicas":
             yield from self._admit_successors()

@@ -261,13 +261,12 @@ class ReplicaState:
 class Standstill:
     """State of the run's flow at a moment when no batch is in flight.
 
-    Round `round` enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`).
+    The current round enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`).
     `offset`: bytes of the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the
     run, in seconds of the machine's clock; `empty_grants`: those of the training phase before, with the workers that
     they were sent to."""
 
     stage: str = TRAIN
-    round: int = 0
     rest: list[tuple[int, int]] = field(default_factory=list)
     round_begun: bool = False
     offset: int = 0

@@ -354,7 +354,8 @@ def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any
     """And no note in its log, but small numbers."""
     go(config("gba", data), tmp_path)
     found = JournalState.of(tmp_path, 1, 0.0)
-    assert (found.state.standstill.stage, found.state.standstill.round) == (OVER, 1)
+    assert found.state.standstill.position is not None
+    assert (found.state.standstill.stage, found.state.standstill.position.round) == (OVER, 2)
     assert found.state.ongoing.lives.failed_workers == [] and found.state.ongoing.failures == FailureRecords()
     infos = [record for record in event_log.read(tmp_path / "events.log") if isinstance(record, InfoRecord)]
     notes = [record for record in infos if record.kind == event_log.NOTE]

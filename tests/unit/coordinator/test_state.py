@@ -63,7 +63,7 @@ def test_the_whole_tree_is_the_same_after_json() -> None:
         LostGradientState([Phase(310, 32, 96, 0, (0, 1), (2,))], {4: [1, 2]}),
     )
     state = RunState(
-        Standstill("train", 1, [(0, 64)], True, 99, 4, 10.0, 7.5, position(curve=[], results=[])),
+        Standstill("train", [(0, 64)], True, 99, 4, 10.0, 7.5, position(curve=[], results=[])),
         ongoing=PhaseState(
             Incarnations([1], {1: 2}, {0: 0}), failures, checkpoints, placement, sums, True, 4, [{"plan": 0}]
         ),

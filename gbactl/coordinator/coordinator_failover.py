@@ -94,15 +94,11 @@ class Failover:
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""
-        incarnation = self.incarnations.get(hello.number, 0)
-        if hello.role == "worker" and (
-            hello.number not in self.live_workers or channel.peer.incarnation != incarnation
-        ):
+        known = self.servers if hello.role == "server" else self.incarnations
+        failed = hello.role == "worker" and hello.number not in self.live_workers
+        if failed or channel.peer.incarnation != known.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who was there before.")
-        if hello.role == "server" and channel.peer.incarnation != self.servers.get(hello.number, 0):
-            raise WireError(f"{channel.peer} is not who served there before.")
         self.run.members.hello(channel, hello)
-        self.run.members.ready.add((hello.role, hello.number))
         channel.send(Takeover(self.journal.term))
 
     def on_lost(self, channel: Channel) -> bool:

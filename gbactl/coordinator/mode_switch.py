@@ -91,13 +91,10 @@ class DenseMigration:
         In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
 
         Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
-        state, self.moving = self.state, True
+        state = self.state
         state.to, state.source = to, source
         self.run.log_note()
-        try:
-            moved = yield from self._migrate(to, source)
-        finally:
-            self.moving = False
+        moved = yield from self._migrate(to, source)
         state.to = state.source = ""
         state.home = to if moved else source
         self.run.log_note()
@@ -112,7 +109,7 @@ class DenseMigration:
         if migration == ("servers", "workers"):
             yield from self.migrate("servers", "workers")
         else:
-            yield from self._ask("servers", -1, lambda: False)  # the servers have kept what they gave
+            yield from self._ask("servers")  # the servers have kept what they gave
             state.home = "servers"
         if home != "servers":
             yield from self.migrate(home, "servers")
@@ -122,25 +119,21 @@ class DenseMigration:
             yield from self._send_to_servers()
         if to == "servers":
             if source == "replicas":
-                yield from self._ask("servers", -1, lambda: False)
+                yield from self._ask("servers")
             return True
         failed_before = len(self.fencing.failed_workers)
-        yield from self._ask(to, -1, lambda: len(self.fencing.failed_workers) > failed_before)
+        yield from self._ask(to, enough=lambda: len(self.fencing.failed_workers) > failed_before)
         if len(self.fencing.failed_workers) == failed_before:
             return True
         if source == "workers":
             raise ClusterError("A worker died while the dense parameters were on their way between workers.")
-        yield from self._ask(source, -1, lambda: False)
+        yield from self._ask(source)
         return False
 
     def fetch_again(self, home: str) -> Flow[None]:
         """Have every holder at `home` fetch the dense parameters from the servers after a rollback."""
-        self.moving = True
-        try:
-            yield from self._ask("servers", -1, lambda: False)
-            yield from self._ask(home, -1, lambda: False)
-        finally:
-            self.moving = False
+        yield from self._ask("servers")
+        yield from self._ask(home)
 
     def _send_to_servers(self) -> Flow[None]:
         """Have one worker send the dense parameters to the servers; if it fails meanwhile, have another do so."""
@@ -150,7 +143,8 @@ class DenseMigration:
             if giver in self._moved:
                 return
 
-    def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> Flow[None]:
+    def _ask(self, home: str, giver: int = -1, enough: Callable[[], bool] = lambda: False) -> Flow[None]:
+        self.moving = True
         self.state.request += 1
         self._moved.clear()
         self.members.send_to_all("worker", MoveDense(home, giver, self.state.request))
@@ -158,8 +152,9 @@ class DenseMigration:
         def answered() -> bool:
             return set(self.members.channels_of("worker")) <= self._moved or enough()
 
-        deadline = self.run.hub.now() + self.run.cfg.cluster.start_timeout
-        if not (yield WaitCondition(answered, deadline)):
+        in_time = yield WaitCondition(answered, self.run.hub.now() + self.run.cfg.cluster.start_timeout)
+        self.moving = False
+        if not in_time:
             silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.channels_of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")
 

@@ -244,10 +244,9 @@ class ModeSwitch:
 
     def _worker_obstacle(self, cfg: RunConfig) -> str:
         """Reason why a due switch to `cfg` is impossible; empty if it is possible."""
-        if not cfg.collective_now:
-            return ""
         failed = ", ".join(f"W{worker}" for worker in self.run.fencing.failed_workers)
-        return f"{failed} died, and {cfg.mode.name} needs every worker" if failed and cfg.home != "replicas" else ""
+        needs_all = cfg.collective_now and cfg.home != "replicas"
+        return f"{failed} died, and {cfg.mode.name} needs every worker" if failed and needs_all else ""
 
     @property
     def checksum_scope(self) -> str:

@@ -281,9 +281,9 @@ class LivePhase:
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
             raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
 
-    def stop(self, batch: int = 0) -> None:
-        """End the phase early (for a switch, successor or rollback): before `batch` or, if 0, as soon as possible."""
-        self._log_and_decide(StopRecord(batch))
+    def stop(self) -> None:
+        """End the phase as soon as possible, for a switch, successor or rollback."""
+        self._log_and_decide(StopRecord(0))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 

@@ -172,7 +172,7 @@ class LivePhase:
             grant.samples,
             grant.after,
             grant.divisor,
-            self.phase.lr_scale_of(grant),
+            self.phase.lr_scale(grant.progress) if grant.divisor else 0.0,  # of a step that the workers apply
             self.phase.statistics.unslowed_seconds(worker, grant.samples),
         )
         self.workers[worker].send(message)

@@ -185,10 +185,6 @@ class TrainingPhase:
         if self.slices is not None:
             self.slices.on_server_failure(shard)
 
-    def lr_scale_of(self, grant: Grant) -> float:
-        """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
-        return self.lr_scale(grant.progress) if grant.divisor else 0.0
-
     def _count(self, record: AnnounceRecord) -> None:
         pulled = min([version for version in (*record.row_versions, *record.dense_versions) if version >= 0])
         self.statistics.count_gradient(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)

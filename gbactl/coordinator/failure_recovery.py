@@ -139,8 +139,10 @@ class WorkerRecovery:
 
     @property
     def admissible(self) -> list[int]:
-        """Failed workers whose successors wait and can be admitted: all servers refuse their predecessors."""
-        return [worker for worker in self.run.members.ready_workers if not self.run.fencing.fencing(worker)]
+        """Failed workers whose successors are ready and can be admitted: all servers refuse their predecessors."""
+        waiting = self.run.members.successors.items()
+        ready = sorted(number for (role, number), each in waiting if role == "worker" and each.ready)
+        return [worker for worker in ready if not self.run.fencing.fencing(worker)]
 
     def admit(self, begin_phase: BeginPhase | None, home: str | None = None) -> None:
         """Admit ready successors of failed workers.

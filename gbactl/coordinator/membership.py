@@ -66,11 +66,6 @@ class Membership:
         successor = self.successors.get((role, number))
         return successor if successor is not None and successor.channel is channel else None
 
-    @property
-    def ready_workers(self) -> list[int]:
-        """Failed workers whose successors are ready, in order."""
-        return sorted(number for (role, number), each in self.successors.items() if role == "worker" and each.ready)
-
     def forget_successor(self, channel: Channel) -> bool:
         """Forget a successor that failed before it was a member. Returns whether the lost channel was a successor's."""
         node = (channel.peer.role, channel.peer.index)

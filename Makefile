@@ -66,7 +66,7 @@ curves: install ## how cost grows with workers, rows, batch and dimension (15 mi
 calibration: install ## the study in experiments/calibration: measures this machine, which should do nothing else (20 minutes)
 	$(BIN)/python experiments/calibration/run.py
 
-advise: install ## the study in experiments/advise: advice against real runs, on a machine that does nothing else (20 minutes)
+advise: install ## the study in experiments/advise: advice against real runs, on a machine that does nothing else (50 minutes)
 	$(BIN)/python experiments/advise/run.py
 
 frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER with frappe/ in it (15 minutes)

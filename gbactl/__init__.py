@@ -1,4 +1,4 @@
-"""gbactl: train CTR models in several distributed modes, and find which mode suits this cluster at which AUC.
+"""gbactl: train CTR models in several distributed modes on one cluster, and compare their AUC and throughput.
 
 In Python: `train`, `compare` and `load` (see api.py), which are imported when they are first used. Their types are in
 the stub beside this file, since an import here would be one of every module that asks for the version.

@@ -32,6 +32,7 @@ from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
 from gbactl.report.render import csv, markdown, text
 from gbactl.report.report_command import run_at
+from gbactl.tracking.result_file import RESULT
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:
@@ -139,8 +140,8 @@ def load(run: Run | str | Path, uri: str | None = None) -> Run:
     Raises UsageError for an unknown run, and for one that still goes on."""
     if isinstance(run, Run):
         return run
-    path = run_dirs.find(str(run), uri, holding=run_dirs.RESULT).resolve()
-    return Run(path, json.loads((path / run_dirs.RESULT).read_text()))
+    path = run_dirs.find(str(run), uri, holding=RESULT).resolve()
+    return Run(path, json.loads((path / RESULT).read_text()))
 
 
 def compare(

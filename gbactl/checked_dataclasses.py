@@ -99,7 +99,7 @@ def _check_dataclass(cls: type[Any]) -> None:
 
 
 def _annotations(cls: type[Any]) -> dict[str, Any]:
-    """Return the types of a dataclass's fields. Raises ConfigError where an annotation, a text, names no type."""
+    """Return the types of a dataclass's fields. Raises ConfigError for a string that names no type."""
     try:
         return get_type_hints(cls, include_extras=True)
     except Exception as error:
@@ -108,7 +108,7 @@ def _annotations(cls: type[Any]) -> dict[str, Any]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a sentence that proposes known words with this beginning, last part or a similar spelling; else ""."""
+    """Return a question that proposes known words like `word`: by beginning, last part or spelling; "" without any."""
     words = list(known)
     import difflib  # takes longer than all the rest of this module
 
@@ -131,7 +131,7 @@ def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) 
 
 
 def python_number(value: Any) -> Any:
-    """Convert a real number, such as NumPy's float32, to a float; return an int, or what is no number, as it is."""
+    """Convert a real number, such as NumPy's float32, to a float; return an int and any other value as it is."""
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 

@@ -46,7 +46,7 @@ def _in_file(path: Path) -> str | None:
 def found_class(group: str, name: str, target: str | None, what: str, fits: Callable[[Any], bool]) -> type[Any]:
     """Import the class that `target` names or, without a target, that of the group's option `name`. Raises ConfigError.
 
-    `what`: the kind of class that is needed, in words; `fits`: whether a class is of that kind. Raises ConfigError."""
+    `what`: the kind of class that is needed, in words; `fits`: whether a class is of that kind."""
     target = target or builtin_target(group, name) or _of_file(group, name)
     module, _, attribute = target.rpartition(".")
     key = f"{group}.target={target}"
@@ -75,7 +75,7 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
 
 
 def cause(error: BaseException, owner: str) -> str:
-    """Describe an exception in words, with the last line of it that is in the top-level package of module `owner`."""
+    """Describe an exception in words, with its last traceback line in the top-level package of module `owner`."""
     place, package = "", owner.partition(".")[0]
     for frame, line in _frames(error):
         file = frame.f_code.co_filename
@@ -86,9 +86,9 @@ def cause(error: BaseException, owner: str) -> str:
 
 
 def own_code_error(what: str, error: BaseException, owner: str, told: type[GbactlError] = ConfigError) -> GbactlError:
-    """Return the error that says `what` a class of module `owner` does, and its cause, an exception.
+    """Make an error of type `told` from `what` a user's class (of module `owner`) does wrong, and from the exception.
 
-    It is of type `told`, and a plain GbactlError where the machine failed."""
+    Where the machine failed, such as for lack of memory, it is a plain GbactlError."""
     of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # torch's is a RuntimeError
     machine = of_memory or (isinstance(error, OSError) and not isinstance(error, WRONG_PATH))
     return (GbactlError if machine else told)(f"{what} ({cause(error, owner)}).")
@@ -149,7 +149,7 @@ def in_files() -> set[str]:
 
 
 def _of_file(group: str, name: str) -> str:
-    """Return the target in a file of Hydra's search path. Raises ConfigError that lists the options."""
+    """Return the target in an option's file on Hydra's search path. Raises ConfigError that lists the options."""
     files = option_files(group)
     target = _in_file(files[name]) if name in files else None
     if target is None:

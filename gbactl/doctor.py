@@ -85,8 +85,7 @@ def check_kernels() -> Check:
     """Check whether the compiled row kernels or their slower torch twin are used."""
     from gbactl.kernels import load
 
-    name = type(load()).__name__
-    native = name.startswith("Native")
+    native = load().name == "native"
     advice = "install a C++ compiler and type python -m gbactl.kernels.build (5x faster servers)"
     return Check("row kernels", "native (compiled)" if native else "torch twin", native, False, advice)
 
@@ -133,7 +132,9 @@ def check_own_name() -> Check:
 
 def check_cache() -> Check:
     """Check the free disk space in the folder of prepared data."""
-    path = Path(os.environ.get("GBACTL_CACHE") or Path.home() / ".cache" / "gbactl").expanduser()
+    from gbactl.data.cache import cache_root
+
+    path = cache_root({})
     existing = _existing(path)
     free = shutil.disk_usage(existing).free
     ok = free >= ENOUGH_DISK and os.access(existing, os.W_OK)

@@ -108,6 +108,7 @@ def text(done: Sequence[Mapping[str, Any]], version: str) -> str:
         "settings.", "",
         f"Measured: real processes, seeds {seeds}; the day after two days of sync. +- is half of a 95 % interval over "
         "pairs of the same seed. The best is the fastest whose AUC counts by the rule of `gbactl advise`, applied to "
-        "the measured runs. Others' cores: what processes that are none of the run's used meanwhile.", "",
+        "the measured runs. A predicted difference without +- is of one seed. Others' cores: what processes that are "
+        "none of the run's used meanwhile.", "",
         *(each for each, _ in sections),
     ])  # fmt: skip

@@ -16,7 +16,9 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from gbactl.policies import GbaOptions, HopBsOptions, Phase, Policy, PolicyOptions, make, names
+from gbactl.policies.gba import GbaOptions
+from gbactl.policies.hop_bs import HopBsOptions
+from gbactl.policies.policy import Phase, Policy, PolicyOptions, make, names
 
 TARGET_US = 20.0
 ROUNDS, DECISIONS, BATCH = 5, 20_000, 128

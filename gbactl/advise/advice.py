@@ -60,7 +60,7 @@ class Advice:
     rates: Mapping[float, float] = field(default_factory=dict)
 
     def for_mode(self, mode: str) -> ModeComparison:
-        """Return the standing of a mode."""
+        """Return the comparison of a mode with sync."""
         return next(each for each in self.standings if each.mode == mode)
 
 

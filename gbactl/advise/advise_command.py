@@ -54,6 +54,7 @@ from gbactl.launch.progress import ProgressDisplay, prepared, unit_of
 from gbactl.policies.policy import names
 from gbactl.report.render import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
+from gbactl.tracking import result_file
 from gbactl.tracking.final_metrics import metrics_of, tags_of
 from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
@@ -236,7 +237,7 @@ class Advising:
         return Schedule(pool, self.modes, self.subset, folder, base, seconds, deadline, seeds, on_outcome, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, folder: Path) -> Advice:
-        """Add the EPS of `found.beside` (the advised mode, or next to sync) over sync's, by slow-down of a worker."""
+        """Add the ratio of the EPS of mode `found.beside` to that of sync, for each slow-down of one worker."""
         if not found.beside:
             return found
         self.show.clear()
@@ -296,13 +297,13 @@ class Advising:
             "seconds": time.monotonic() - self.began, "run_dir": str(folder),
             "run_id": None if tracked is None else tracked.run_id,
         }  # fmt: skip
-        result = dict(run_dirs.plain(result))
+        result = dict(result_file.plain(result))
         (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n")
         if tracked is not None:
-            metrics: dict[str, float | None] = {"seconds": result["seconds"]}
+            metrics: dict[str, float | None] = {"advise/seconds": result["seconds"]}
             for mode in result["modes"]:
                 names_ = ("eps", "eps_ratio", "auc", "auc_difference")
-                metrics |= {f"{name}/{mode['mode']}": mode[name] for name in names_}
+                metrics |= {f"advise/{name} {mode['mode']}": mode[name] for name in names_}
             tracked.log(metrics, 0, result["seconds"])
             note = run_note(f"{words}\n\n{markdown(found.report)}", self.command)
             tracked.tag({NOTE: note, "gbactl.advice": words})
@@ -320,7 +321,7 @@ class Advising:
         if not self.cfg.tracking.enabled:
             return None
         config, t = to_dict(cfg), self.cfg.tracking
-        every = {**tags_of(config, self.dataset.fingerprint, source="gbactl advise"), **tags}
+        every = {**tags_of(config, self.dataset.fingerprint, "gbactl advise"), **tags}
         every |= {"gbactl.run_dir": str(folder), CONFIG_TAG: config_tag(config)}
         params = parameters(flatten(effective_keys(cfg)), self.command, defaults_of(config))
         return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.print_line)
@@ -337,9 +338,9 @@ class Advising:
             tags |= {CELL: finished_sweep_cells.cell_of(cfg, subset)}  # simulations on another subset make no pair
             child = self._track(own, f"{outcome.mode} s{outcome.seed}", cfg, tags)
             assert child is not None
-            found: dict[str, float | None] = {**metrics_of(outcome.result), "predicted_eps": outcome.eps}
+            found: dict[str, float | None] = {**metrics_of(outcome.result), "advise/predicted_eps": outcome.eps}
             child.log(found, 0, outcome.took.total)
-            child.artifact(own / run_dirs.RESULT)
+            child.artifact(own / result_file.RESULT)
             self._finish(child, "FINISHED")
 
     def _finish(self, tracked: TrackedRun | None, status: str) -> None:

@@ -35,6 +35,7 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
 from gbactl.nodes.child_main import die_with_parent
 from gbactl.simulation.simulated_run import ZeroComputeCluster, run_virtual
+from gbactl.tracking.result_file import plain, write_result
 from gbactl.wire.messages import Event
 
 
@@ -66,7 +67,7 @@ def mode_config(cfg: RunConfig, folder: Path, base: Path | None) -> RunConfig:
 
 
 def base_checkpoint(base: Path) -> Path:
-    """Return the checkpoint at the end of a base."""
+    """Return the last checkpoint of the base in folder `base`."""
     folder = CheckpointFolder(base / CHECKPOINTS)
     return folder.path / folder.names()[-1]
 
@@ -149,11 +150,11 @@ def _run(cfg: RunConfig, dataset: Dataset) -> tuple[dict[str, Any], float]:
 
     run_dir = run_dirs.create(cfg)
     fields = run_virtual(cfg, dataset, run_dir, listen)
-    result = run_dirs.plain({
+    result = plain({
         **fields, "seed": cfg.seed, "status": "FINISHED", "clock": cfg.engine.clock, "run_dir": str(run_dir),
         "wall_seconds": time.monotonic() - clock, "gbactl": __version__,
     })  # fmt: skip
-    run_dirs.write_result(run_dir, result)
+    write_result(run_dir, result)
     return result, first["progress"]
 
 
@@ -299,7 +300,7 @@ class Schedule:
         return self.narrow(self.outcomes) or (every if seed < self._first + FEWEST_SEEDS else ())
 
     def _may_begin(self) -> bool:
-        """Tell whether to train a further base: it is needed, none waits, and its simulations will be done in time."""
+        """Whether to begin a further base: its seed is needed, no base waits, and its simulations end in time."""
         if self.seeds is not None:
             return self._seeds_begun < self.seeds
         if self._seeds_begun < AHEAD:

@@ -172,8 +172,8 @@ def _check(found: FittedModel) -> None:
     worst, name = max((abs(error), seen.name) for error, seen in zip(found.errors, found.observed, strict=True))
     if not worst <= WORST:
         raise ClusterError(
-            f"Nothing sensible came out: {name} workers is predicted {100 * worst:.0f} % off. Was the machine busy "
-            "with something else? Try again when it is not, or with a larger --seconds."
+            f"The fit is too inexact: the predicted rate of {name} workers is {100 * worst:.0f} % off; try again while "
+            "the machine does nothing else, or type a larger --seconds."
         )
 
 

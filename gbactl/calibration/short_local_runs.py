@@ -116,7 +116,7 @@ class ProgressLog:
         """Rate in samples/s: the slope through the events. Raises ClusterError when there are too few."""
         notes = [np.array(phase) for phase in self.phases.values() if len(phase) > 1]
         if sum(len(phase) for phase in notes) < FEWEST_NOTES:
-            raise ClusterError("A run was over before its rate could be told; type a larger --seconds.")
+            raise ClusterError("A run ended before its rate could be measured; type a larger --seconds.")
         centred = np.concatenate([phase - phase.mean(axis=0) for phase in notes])
         return float((centred[:, 0] * centred[:, 1]).sum() / (centred[:, 0] ** 2).sum())
 

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Seconds, SomeShare
 
-PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
+CHOOSING = ("cpr_scar", "cpr_mfu", "cpr_ssu")  # a checkpoint saves chosen rows of the largest tables
+PARTIAL = ("cpr", *CHOOSING)
 
 
 @dataclass
@@ -144,7 +145,7 @@ def estimate_of(config: CheckpointConfig, servers: int) -> CostEstimate:
 
 def _parts(config: CheckpointConfig) -> int:
     """Return the number of saves in one interval under partial recovery."""
-    return max(1, round(1 / config.share)) if config.name in PARTIAL and config.name != "cpr" else 1
+    return max(1, round(1 / config.share)) if config.name in CHOOSING else 1
 
 
 def save_schedule_of(config: CheckpointConfig, servers: int) -> SaveSchedule:

@@ -237,25 +237,21 @@ class CheckpointFolder:
                 refused(str(error))
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
-    def keep(self, count: int) -> list[str]:
-        """Remove all checkpoints except the newest `count`, those they build on, and one being written.
-
-        Returns the names of those removed."""
+    def keep(self, count: int) -> None:
+        """Remove all checkpoints except the newest `count`, those they build on, and one being written."""
         names = self.names()
         needed: set[str] = set()
-        for name in names[-max(1, count) :]:
+        for name in names[-count:]:
             needed.add(name)
             try:
                 needed.update(read_manifest(self.path / name).base)
             except CheckpointError:
-                return []  # unknown which checkpoints the newest ones build on: remove none
-        found = self._found() if names else []
-        removed = [name for name in found if name not in needed and number_of(name) < number_of(names[-1])]
-        for name in removed:
-            self.remove(name)
+                return  # unknown which checkpoints the newest ones build on: remove none
+        for name in self._found() if names else ():
+            if name not in needed and number_of(name) < number_of(names[-1]):
+                self.remove(name)
         for trash in self.path.glob(f"{TRASH}*"):  # left by a process that ended during a removal
             shutil.rmtree(trash, ignore_errors=True)
-        return sorted(removed)
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint: first rename it away atomically, then delete its files."""

@@ -158,9 +158,6 @@ class Ssu(RowPriority):
         self._count, self._skip = 0, 0
         self._random = np.random.default_rng(seed)
 
-    def __len__(self) -> int:
-        return self._count
-
     def count_updates(self, index: Ints) -> None:
         second = index[self._skip :: 2]
         self._skip = (self._skip + len(index)) % 2

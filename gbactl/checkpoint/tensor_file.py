@@ -141,7 +141,7 @@ class TensorFile:
     def _put(self, data: bytes | memoryview, at: int) -> None:
         view = memoryview(data)
         while view:
-            written = write_at(self._fd, view, at)
+            written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written
 
     def finish(self) -> WrittenFile:
@@ -158,13 +158,6 @@ class TensorFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def write_at(fd: int, data: memoryview, at: int) -> int:
-    """Write bytes at an offset of a file; returns the number written.
-
-    Tests replace it to simulate a full disk."""
-    return os.pwrite(fd, data, at)
 
 
 def _take_room(fd: int, size: int, spare: int) -> None:

@@ -1,4 +1,4 @@
-"""Verbs about what runs have left: `gbactl report`, `replay`, `checkpoint` and `ui`."""
+"""Verbs for the results of runs: `gbactl report`, `replay`, `checkpoint` and `ui`."""
 
 from __future__ import annotations
 
@@ -92,8 +92,9 @@ def report(
     gbactl report --time-to-auc baseline --margin .001 --log
     gbactl report --send runs/RUN_DIR
     """
-    from gbactl.launch.run_dir import RESULT, end_orphans, find
+    from gbactl.launch.run_dir import end_orphans, find
     from gbactl.report.report_command import ReportOptions, report, send
+    from gbactl.tracking.result_file import RESULT
 
     if run_dir is not None:
         send(run_dir, uri, click.echo)

@@ -55,14 +55,15 @@ def train(overrides: tuple[str, ...], as_json: bool, trace: bool, submit: bool, 
         return
     from gbactl.launch import slurm_job
 
+    options = ["--json"] * as_json + ["--trace"] * trace
     if submit:
-        slurm_job.submit(overrides, ["--json"] * as_json + ["--trace"] * trace)
+        slurm_job.submit(overrides, options)
         return
     with slurm_job.requeued(list(overrides)) as given:
-        _train(given, as_json, trace)
+        _train(given, options)
 
 
-def _train(overrides: list[str], as_json: bool, trace: bool) -> None:
+def _train(overrides: list[str], options: list[str]) -> None:
     from gbactl.engine.fork_server import open_fork_server
 
     if not any(text.startswith(NO_NODES) for text in overrides) and _real(overrides):
@@ -70,7 +71,8 @@ def _train(overrides: list[str], as_json: bool, trace: bool) -> None:
     from gbactl.launch.hydra_config import run_hydra
     from gbactl.launch.training_run import train
 
-    run_hydra(overrides, functools.partial(train, as_json=as_json, trace=trace), as_json=as_json)
+    job = functools.partial(train, as_json="--json" in options, trace="--trace" in options)
+    run_hydra(overrides, job, options=options)
 
 
 def _real(overrides: Sequence[str]) -> bool:

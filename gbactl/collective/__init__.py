@@ -14,14 +14,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gbactl.collective.base import Collective, InterruptibleRing, RankSlot, Rendezvous, SingleRankCollective
+from gbactl.collective.base import Collective, RankSlot, Rendezvous, Ring
 from gbactl.collective.fault_tolerant import FaultTolerantCollective
-from gbactl.collective.gloo import GlooRendezvous
-from gbactl.collective.horovod import HorovodRendezvous, require_own_name
+from gbactl.collective.gloo import GlooCollective, GlooRendezvous
+from gbactl.collective.horovod import HorovodCollective, HorovodRendezvous, require_own_name
 from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
-from gbactl.errors import ConfigError
-
-NAMES = ("horovod", "gloo", "shm")
 
 
 def check_here(name: str) -> None:
@@ -46,10 +43,8 @@ def open_rendezvous(
     `rank_slots`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
     fails.
 
-    Raises MissingDependencyError when Horovod is asked for and is not installed, ConfigError for an unknown name,
-    ClusterError when `bind` cannot be bound."""
-    if name not in NAMES:
-        raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
+    Raises MissingDependencyError when Horovod is asked for and is not installed, ClusterError when `bind` cannot be
+    bound."""
     if name == "shm":
         return SharedMemoryRendezvous(size)
     made: Rendezvous
@@ -57,48 +52,34 @@ def open_rendezvous(
         made = HorovodRendezvous(size, bind, cycle_time_ms, rank_slots)
     else:
         made = GlooRendezvous(size, bind, run_dir)
-    if survives:
-        made.fallback = SharedMemoryRendezvous(size) if rank_slots is None and available() else ExternalFallback(size)
+    if survives and rank_slots is None and available():
+        made.fallback = SharedMemoryRendezvous(size)
     return made
-
-
-class ExternalFallback(Rendezvous):
-    """Rendezvous for ranks that share no memory, where the workers create the fallback themselves (see `connect`)."""
-
-    def own(self, rank: int) -> dict[str, str]:
-        return {"GBACTL_SUM_ELSEWHERE": "1"}
 
 
 def connect(
     late: bool = False, elsewhere: Callable[[int, int], FaultTolerantCollective] | None = None, item: int = 4
 ) -> Collective:
-    """Join the collective described by this process's environment; without one, form a group of one.
+    """Join the collective described by this process's environment.
 
     `late`: as the replacement of a worker, whose ring is broken. `elsewhere(rank, size)`: creates the fallback of ranks
-    without common memory. `item`: bytes of a value in a ring (see base.ring_item).
+    without common memory; None: a rank that fails ends the run. `item`: bytes of a value in a ring (see
+    base.ring_item).
 
     Raises ClusterError when the ring does not form."""
-    name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
-    rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
+    name, folder = os.environ["GBACTL_COLLECTIVE"], os.environ.get("GBACTL_SUM_FOLDER")
+    rank, size = int(os.environ["GBACTL_RANK"]), int(os.environ["GBACTL_SIZE"])
     found: FaultTolerantCollective | None = None
     if folder is not None:
         found = SharedMemoryCollective(Path(folder), rank, size)
-    elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
+    elif elsewhere is not None:
         found = elsewhere(rank, size)
     if found is None:
-        return SingleRankCollective() if late else _ring(name, item)
+        return _ring(name, item)
     if name != "shm":
         found.use_ring(None if late else _ring(name, item))
     return found
 
 
-def _ring(name: str, item: int) -> InterruptibleRing:
-    if name == "horovod":
-        from gbactl.collective.horovod import HorovodCollective
-
-        return HorovodCollective(item)
-    if name == "gloo":
-        from gbactl.collective.gloo import GlooCollective
-
-        return GlooCollective(os.environ, item)
-    return SingleRankCollective()
+def _ring(name: str, item: int) -> Ring:
+    return HorovodCollective(item) if name == "horovod" else GlooCollective(os.environ, item)

@@ -54,18 +54,6 @@ class Collective(Protocol):
         """Leave the group and release sockets, threads and memory; also after a failure. Idempotent."""
 
 
-class InterruptibleRing(Collective, Protocol):
-    """Ring all-reduce whose waits can be made to fail by another thread."""
-
-    def abandon(self) -> None:
-        """Make pending and later waits fail soon, as another rank has failed. Callable from any thread."""
-
-
-def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:
-    """Sum `buffer` in place over the ranks, blocking until the sum is there."""
-    collective.wait(collective.start(name, buffer))
-
-
 def as_array(buffer: Any) -> Vector:
     """Return a NumPy view of a buffer's memory, never a copy. Raises ValueError unless it is contiguous float32[n]."""
     array = buffer if isinstance(buffer, np.ndarray) else buffer.detach().numpy()
@@ -124,7 +112,7 @@ class RingHandle:
     buffer: Any
 
 
-class Ring(InterruptibleRing):
+class Ring(Collective):
     """Rank of a ring all-reduce by another library; `item`: bytes of a value on the wire, 4 or 2 (fp16).
 
     With fp16 the ring sums copies of the callers' buffers, which costs two passes over the vector; rounding is the
@@ -156,36 +144,16 @@ class Ring(InterruptibleRing):
         self.on_bytes_sent(ring_share(handle.tensor.numel(), self.size, self.rank, self.item), False)
 
     @abstractmethod
+    def abandon(self) -> None:
+        """Make pending and later waits fail soon, as another rank has failed. Callable from any thread."""
+
+    @abstractmethod
     def _begin(self, name: str, tensor: Any) -> Any:
         """Begin to sum a tensor in place, and return the library's handle."""
 
     @abstractmethod
     def _finish(self, handle: RingHandle) -> None:
         """Wait for a sum. Raises an exception where another rank has failed."""
-
-
-class SingleRankCollective:
-    """Collective of a single rank, whose sums are the buffers themselves."""
-
-    rank = 0
-    size = 1
-
-    def __init__(self) -> None:
-        self.on_bytes_sent: OnBytesSent = ignore_bytes
-
-    def start(self, name: str, buffer: Any) -> Any:
-        """Return at once after checking the buffer, which already is the sum."""
-        as_array(buffer)
-        return name
-
-    def wait(self, handle: Any) -> None:
-        """Return at once, as a single rank waits for no other."""
-
-    def abandon(self) -> None:
-        """Do nothing, as no other rank can fail."""
-
-    def close(self) -> None:
-        """Do nothing, as a single rank holds no resources."""
 
 
 def bucket_edges(sizes: Sequence[int], count: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gbactl.collective.base import InterruptibleRing, OnBytesSent, ignore_bytes
+from gbactl.collective.base import OnBytesSent, Ring, ignore_bytes
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class InterruptedSum(Exception):
 
 
 class _Handle(NamedTuple):
-    ring: InterruptibleRing | None
+    ring: Ring | None
     in_ring: Any
     own: Any
 
@@ -44,13 +44,13 @@ class FaultTolerantCollective(ABC):
         self.rank, self.size = rank, size
         self.wanted: Callable[[], bool] = lambda: False
         self.on_bytes_sent: OnBytesSent = ignore_bytes  # see Collective; also called for the bytes of the ring
-        self.ring: InterruptibleRing | None = None
+        self.ring: Ring | None = None
         self._has_memory = True
         self._assignment: tuple[int, int | None, int, int] | None = None  # number, part, parts, after
         self._sums_live_ranks = False
         self._absent: set[int] = set()  # failed ranks
 
-    def use_ring(self, ring: InterruptibleRing | None) -> None:
+    def use_ring(self, ring: Ring | None) -> None:
         """Let a ring sum until a rank fails; None: for a rank that joins after the ring was broken."""
         self.ring = ring
         if ring is None:
@@ -104,7 +104,7 @@ class FaultTolerantCollective(ABC):
         return _Handle(ring, in_ring, own)
 
     def _give(self, name: str, buffer: Any) -> Any:
-        """Give this rank's summand, also in case the ring breaks. Returns its handle; None if out of memory.
+        """Record this rank's summand in case the ring breaks. Returns its handle; None if out of memory.
 
         A failed rank then ends the run."""
         if not self._has_memory:
@@ -130,7 +130,7 @@ class FaultTolerantCollective(ABC):
                     raise
                 self._leave_ring(str(error))
         if handle.own is None:
-            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
+            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and the fallback lacks memory.")
         self.sum_given(handle.own)
 
     def _leave_ring(self, why: str) -> None:

@@ -271,9 +271,6 @@ class RequestLimit:
         self._lock = threading.Lock()
         self._deadlines: dict[socket.socket, float] = {}  # deadlines, in order of arrival
 
-    def __len__(self) -> int:
-        return len(self._deadlines)
-
     def register(self, visitor: socket.socket) -> None:
         """Register a new connection; at the limit, close the oldest connection."""
         with self._lock:

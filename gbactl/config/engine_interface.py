@@ -72,7 +72,7 @@ class EngineInterface:
         """Raise ConfigError, with the key to type, if the options do not fit the number of workers."""
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """Return the OpenMP threads of one worker if `computing` threads compute at the same time."""
+        """Return the number of OpenMP threads of a worker if `computing` compute threads share the host."""
         return cluster.threads or max(1, usable_cores() // computing)
 
     def train(self, launch: Any) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, Share, ShareBelowOne
+from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Processes, Seconds, Share
 from gbactl.errors import ConfigError
 from gbactl.models import ModelConfig
 from gbactl.policies.policy import Policy, policy_class
@@ -92,6 +92,9 @@ class CollectiveConfig:
     buckets: Annotated[int, Bounds(at_least=1, at_most=1000)] = 2
 
 
+DecayRate = Annotated[float, Bounds(at_least=0, at_most=0.999995)]  # until whose power is 0 a table has 3.6 M steps
+
+
 @dataclass
 class OptimConfig:
     """Configuration of the optimizer of dense parameters and rows; `row_lr` overrides the learning rate of rows."""
@@ -99,8 +102,8 @@ class OptimConfig:
     name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adam"
     lr: Annotated[float, Bounds(above=0, at_most=1e38)] = 1e-3  # finite as a float32
     row_lr: Annotated[float, Bounds(above=0, at_most=1e38)] | None = None
-    beta1: ShareBelowOne = 0.9
-    beta2: ShareBelowOne = 0.999
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
     eps: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-8
     initial_accumulator: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 0.0
     weight_decay: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.0
@@ -160,7 +163,7 @@ NEW_KEYS = {"mode": ("target",), "model": ("target", "first_order", "dims")}  # 
 
 
 def common_keys(kind: type[Any]) -> list[str]:
-    """List the keys of a group, given its dataclass, that all its options have."""
+    """List the keys that all options of a group have; `kind`: the group's dataclass."""
     return [each.name for each in dataclasses.fields(kind) if each.name != "options"]
 
 
@@ -215,4 +218,4 @@ class CostConfig:
     def check(self) -> None:
         """Raise ConfigError, with the key to type, if two values do not fit together."""
         if self.spread == "exponential" and self.spread_scale > 1:
-            raise ConfigError(f"cost.spread_scale={self.spread_scale} cannot be; type 0 to 1.")
+            raise ConfigError(f"cost.spread=exponential has cost.spread_scale from 0 to 1, not {self.spread_scale:g}.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gbactl.checked_dataclasses import Processes, Seed, build, expect, flatten
-from gbactl.checkpoint.costs_and_interval import CheckpointConfig
+from gbactl.checkpoint.costs_and_interval import CHOOSING, CheckpointConfig
 from gbactl.conf_catalogue import entries_of
 from gbactl.config.engine_interface import EngineInterface, engine_named
 from gbactl.config.groups import (
@@ -203,7 +203,7 @@ class RunConfig:
 
     @property
     def threads(self) -> int:
-        """OpenMP threads of one worker."""
+        """Number of OpenMP threads of one worker."""
         return self.engine.threads(self.cluster, self.processes * self.compute_threads)
 
     @property
@@ -298,7 +298,7 @@ def _decays_exponentially(cfg: RunConfig) -> bool:
 
 
 def _normalises_batches(cfg: RunConfig) -> bool:
-    """Whether the model may have batch normalisation, which is also part of the activation dice."""
+    """Whether the model may have batch normalisation, which the activation `dice` contains too."""
     return cfg.model.batch_norm or cfg.model.target is not None or cfg.model.options.get("activation") == "dice"
 
 
@@ -322,6 +322,10 @@ CONDITIONS = (
     Condition(
         "train", ("epochs",), "with data that have a validation file",
         lambda cfg: "validation" in cfg.data or cfg.data.get("target") is not None,
+    ),
+    Condition(
+        "checkpoint", ("share", "large_tables", "base_every"), f"with checkpoint= {' | '.join(CHOOSING)}",
+        lambda cfg: cfg.checkpoint.name in CHOOSING,
     ),
     Condition("checkpoint", (), "with another checkpoint= than none", lambda cfg: cfg.checkpoint.name != "none"),
     Condition("cost", (), "with cluster=virtual", lambda cfg: not cfg.engine.real),

@@ -20,7 +20,7 @@ def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
 
 
 def dense_block(cfg: RunConfig, value: Floats, spec: DenseSpec, resumed: bool = False) -> DenseBlock:
-    """Make the whole dense vector `value` float32[n], which is held, with the configured optimizer.
+    """Make the dense block of the whole vector `value` float32[n] (not copied) with the configured optimizer.
 
     `resumed`: as in the checkpoint that the run resumes from, if any. Raises CheckpointError if it does not fit."""
     block = DenseBlock(value, spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))

@@ -1,6 +1,6 @@
-"""Building of a run's configuration from plain containers, and the checks that span several of its fields.
+"""Validation of a run's configuration: the rules between its fields, and its construction from plain containers.
 
-Each rule that holds between several fields has a sentence on what to type."""
+The error of each rule says what to type."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_switch(cfg: RunConfig, to: RunConfig) -> None:
     _check_mode(to)
     require(
         to.mode.sparse_divisor == cfg.mode.sparse_divisor,
-        f"A run has one mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to what is `set`.",
+        f"A switch keeps mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to the keys that it sets.",
     )
 
 
@@ -100,7 +100,10 @@ def _check_auto(cfg: RunConfig) -> None:
         f"switch=auto chooses between {' and '.join(MODES)}; type mode= one of these, not mode={cfg.mode.name}.",
     )
     require(not switch.schedule, "switch=auto follows no schedule; leave switch.schedule out, or type switch=none.")
-    require("workers" not in (switch.changes or {}), "switch=auto keeps the workers; no workers in switch.changes.")
+    require(
+        "workers" not in (switch.changes or {}),
+        "switch=auto keeps the number of workers; leave workers out of switch.changes.",
+    )
     candidates = cfg.candidates.values()
     with error_prefix("switch=auto"):
         for candidate in candidates:

@@ -24,7 +24,7 @@ from gbactl.coordinator.run_context import Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
 from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.errors import ClusterError, PeerGoneError, WireError
-from gbactl.policies import Grant
+from gbactl.policies.policy import Grant
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import (
@@ -89,7 +89,7 @@ class Failover:
         yield WaitCondition(complete, run.hub.now() + cluster.hang_seconds)
         if not all_connected():
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._server_states))) or "The launcher"
-            raise ClusterError(f"{missing} did not come back when another coordinator took over.")
+            raise ClusterError(f"{missing} did not reconnect to the new coordinator; look into the logs.")
         run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:

@@ -27,7 +27,7 @@ from gbactl.coordinator.run_context import RunContext
 from gbactl.errors import ClusterError, WireError
 from gbactl.faults.fault_kinds import Hang
 from gbactl.faults.fault_plan import FaultInjector, Injection
-from gbactl.policies import Phase
+from gbactl.policies.policy import Phase
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, ShardRelocated, Stop, SummandsLost
@@ -245,7 +245,7 @@ class ServerRecovery:
         lost = {record["shard"] for record in records if record["state"] == "lost"}
         if records and (self.full or lost - replaced or records[-1]["state"] == "lost"):
             which = ", ".join(f"S{shard}" for shard in sorted(lost))
-            raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
+            raise ClusterError(f"The coordinator failed before {which} had recovered from a failure; type resume=RUN.")
 
     # -- successors ---------------------------------------------------------------------------------
 

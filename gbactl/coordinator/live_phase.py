@@ -34,8 +34,7 @@ from gbactl.coordinator.training_phase import (
     step_order,
 )
 from gbactl.errors import ClusterError, WireError
-from gbactl.policies import Grant
-from gbactl.policies.policy import refusal
+from gbactl.policies.policy import Grant, refusal
 from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 

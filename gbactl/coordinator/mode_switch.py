@@ -25,7 +25,7 @@ from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitC
 from gbactl.coordinator.run_summary import checksums
 from gbactl.coordinator.state import kind_of_dense
 from gbactl.errors import ClusterError, GbactlError
-from gbactl.policies import Policy
+from gbactl.policies.policy import Policy
 from gbactl.switching.auto_controller import AutoSwitch
 from gbactl.switching.switch_descriptions import switched
 from gbactl.switching.switch_schedule import RunProgress
@@ -126,7 +126,7 @@ class DenseMigration:
         if len(self.fencing.failed_workers) == failed_before:
             return True
         if source == "workers":
-            raise ClusterError("A worker died while the dense parameters were on their way between workers.")
+            raise ClusterError("A worker failed while the dense parameters moved from the workers to the trainers.")
         yield from self._ask(source)
         return False
 

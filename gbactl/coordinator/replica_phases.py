@@ -23,7 +23,7 @@ from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import kind_of_dense
 from gbactl.coordinator.statistics import quantiles
 from gbactl.errors import WireError
-from gbactl.policies import Policy
+from gbactl.policies.policy import Policy
 from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, ExchangeTotals, OpenReplicas
 

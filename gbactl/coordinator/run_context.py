@@ -110,7 +110,7 @@ class Evaluation:
     def metrics(self, labels: Any, users: Any = None) -> dict[str, float]:
         """Compute auc (exact), logloss, ne and calibration; with `users` also gauc. Raises DivergedError."""
         if not np.isfinite(self.predictions).all():
-            raise DivergedError("The model diverged: its predictions are no numbers; type a smaller optim.lr.")
+            raise DivergedError("The model diverged: its predictions are infinite or NaN; type a smaller optim.lr.")
         return evaluate(labels, self.predictions, users)
 
 

@@ -24,7 +24,7 @@ from gbactl.coordinator.state import EarlyStopping, FailureRecord, FailureRecord
 from gbactl.coordinator.statistics import Statistics, histogram_to_json, quantiles
 from gbactl.errors import ClusterError
 from gbactl.hashes_and_random_numbers import MODULUS
-from gbactl.policies import Ledger
+from gbactl.policies.policy import Ledger
 from gbactl.wire.messages import Inspected
 
 METRICS = ("auc", "logloss", "ne", "calibration", "gauc")  # the last one only where the data have a user

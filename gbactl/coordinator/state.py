@@ -28,8 +28,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
-from gbactl.policies import Ledger, Phase
-from gbactl.policies.policy import Policy, policy_class
+from gbactl.policies.policy import Ledger, Phase, Policy, policy_class
 from gbactl.switching.switch_descriptions import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
@@ -153,13 +152,13 @@ class JobPosition:
 
     @property
     def dense(self) -> str:
-        """Description of the saved dense parameters: of trainers, the mean of the replicas or the EASGD centre."""
+        """Description of the saved dense parameters, for trainers the mean of the replicas or the EASGD centre."""
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
         return f"the {kind_of_dense(mode)}" if mode.home == "replicas" else "the dense parameters"
 
     @property
     def stopped_early(self) -> bool:
-        """Whether it is the end of a training that early stopping ended."""
+        """Whether early stopping ended the training at this position."""
         return self.ended and self.stopping is not None and self.stopping.stops
 
     def modes_with(self, mode: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.faults.measured_effects import ObservedBatches
-from gbactl.policies import Member, Step
+from gbactl.policies.policy import Member, Step
 from gbactl.wire.messages import WAITS, GradientNorms
 
 NORMS_FILE = "norms.jsonl"
@@ -101,7 +101,7 @@ class ActivityTimes:
                     _add(kept.setdefault(mode, {}), worker, row)
 
     def take_recent(self) -> dict[str, dict[str, float]]:
-        """Seconds since the last call by worker (none if more than MOST_WORKERS) and activity; also the servers'."""
+        """Recent seconds by activity of each worker since the last call (none if > MOST_WORKERS) and of each server."""
         recent, self.recent = self.recent, {}
         return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
 
@@ -116,7 +116,7 @@ class ActivityTimes:
             self.ended[server] = _sum(self.ended.get(server, {}), self.beats.pop(server, {}))
 
     def shifted(self, seconds: float) -> ActivityTimes:
-        """Return these times on a clock that is ahead by some seconds."""
+        """Return a copy of these times for a clock that is ahead by `seconds`."""
         return replace(self, began=None if self.began is None else self.began + seconds)
 
     def take_shares(self) -> dict[str, float]:

@@ -32,7 +32,7 @@ from gbactl.coordinator.event_log import (
 )
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
-from gbactl.policies import Decision, Drop, Grant, Phase, Policy, Step
+from gbactl.policies.policy import Decision, Drop, Grant, Phase, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 
@@ -86,7 +86,7 @@ class StagedSlices:
         self._rows[batch] = list(rows)
 
     def report_step(self, batch: int, samples: int, weight: float) -> None:
-        """Report an ordered step's gradient slices to `on_applied`, or to `on_missed` if they were on failed shards."""
+        """Report the slices of a gradient in an ordered step to `on_applied`, those on failed shards to `on_missed`."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 and not self.reported else ()):
             if count >= 0:

@@ -163,7 +163,7 @@ def put_in_order(
     staged: Path, folder: Path, schema: Schema, order: Order, progress: Progress,
     change: Callable[[Batch], Batch] | None = None,
 ) -> None:  # fmt: skip
-    """Move the arrays of the folder `staged` to another one, in the order of time, with the `change` of reorder()."""
+    """Move the arrays in the folder `staged` to `folder`, sorted by time; `change`: see `reorder`."""
     if order is None and change is None:
         for path in staged.glob("*.npy"):
             path.rename(folder / path.name)

@@ -89,7 +89,7 @@ def _parsed(written: pl.Series, form: str) -> pl.Series:
 
 
 def _since_1970(number: pl.Series) -> pl.Series:
-    """Convert seconds since 1970, or their thousandths, millionths or billionths by their size, to microseconds."""
+    """Convert s, ms, us or ns since 1970, which are told apart by their size, to microseconds."""
     size = number.abs()
     found = number / 1e3
     for limit, scale in reversed(SCALES):
@@ -236,7 +236,7 @@ def marked_numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, 
 
 
 def odd_numbers(written: pl.Series, number: pl.Series) -> str | None:
-    """Return what to do about a column of numbers with units, or with few cells that are none; None for any other."""
+    """Return what to do about numbers with units, or a few cells that are no numbers; None for any other column."""
     odd = written.filter(number.is_null())
     bare = odd.str.replace_all(UNITS, "")
     if (bare != odd).all() and any(not numbers(bare, *marks).null_count() for marks in MARKS):

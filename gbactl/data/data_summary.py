@@ -90,7 +90,8 @@ def summarise(dataset: Dataset) -> dict[str, Any]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+        name = column in ("name", "table of")  # of any length, and one may copy it
+        table.add_column(column, justify="right" if i else "left", no_wrap=not name, overflow="fold")
     return table
 
 

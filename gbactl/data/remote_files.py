@@ -105,7 +105,7 @@ def _lacks_driver(protocol: str) -> bool:
 
 @contextmanager
 def _errors_of(url: str) -> Iterator[None]:
-    """Context that raises DataError for what a driver raises."""
+    """Context that turns an exception of a storage driver into a DataError."""
     try:
         yield
     except FileNotFoundError:

@@ -31,7 +31,7 @@ from gbactl.data.column_conversion import (
     timestamps,
 )
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import TextForm, columns_of, read_table, separator_of
+from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.text_files import BadLines
 from gbactl.errors import ConfigError, DataError
 
@@ -147,7 +147,7 @@ class Inferred:
 
     @property
     def rows_a_day(self) -> int:
-        """Number of rows of a day, about; it is larger where not all rows were looked at."""
+        """Estimated number of rows per day; too large where the sampled rows do not have every day."""
         kinds = {each.kind: each.distinct for each in self.guesses}
         if "day" in kinds:
             return self.rows // kinds["day"]
@@ -162,7 +162,7 @@ def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferre
     """Guess the schema of a table by the first one of its `files`. Raises ConfigError or DataError.
 
     `label`: name of the label column, or COLUMN=VALUE with the text of a click, if known."""
-    names, separator = columns_of(file, TextForm()), separator_of(file)
+    names, separator = header_of(file, TextForm())
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None and not marked_numbers(pl.Series([twice]), False)[0].null_count():
         raise _no_header(file, names, separator)
@@ -217,7 +217,7 @@ def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, floa
 
 
 def _has_header(frame: pl.DataFrame) -> bool:
-    """Return whether any column's name differs from the cells below it, as those of a first row of data do not."""
+    """Return whether the first line is a header, that is, whether any name in it is unlike the cells below."""
     filled = [name for name in frame.columns if frame[name].null_count() < len(frame)]
     numeric = [name for name in filled if not marked_numbers(frame[name].drop_nulls(), False)[0].null_count()]
     counted = [[str(first + i) for i in range(len(frame.columns))] for first in (0, 1)]  # as programs make them
@@ -237,7 +237,7 @@ def _no_header(file: SourceFile, names: list[str], separator: str | None) -> Dat
 
 
 def _as_texts(column: pl.Series) -> pl.Series:
-    """Convert a column to text, times to that of ISO 8601; lists, other structures, bytes and durations stay."""
+    """Convert a column to text (times to ISO 8601), but not one of lists, other structures, bytes or durations."""
     if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Duration):
         return column
     dated = isinstance(column.dtype, pl.Date | pl.Datetime)

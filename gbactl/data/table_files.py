@@ -107,18 +107,12 @@ def _not_utf8(file: SourceFile, head: bytes = b"") -> str:
     return f"{file} is not UTF-8 text; convert it, for instance by: iconv -f {encoding} -t utf-8 {file} > NEW_FILE"
 
 
-def columns_of(file: SourceFile, form: TextForm) -> list[str]:
-    """Return the names of a table's columns. Raises DataError."""
+def header_of(file: SourceFile, form: TextForm) -> tuple[list[str], str | None]:
+    """Return the names of a table's columns, and the separator of a text table (None: Parquet). Raises DataError."""
     with _opened(file) as raw:
         if _is_parquet(raw):
-            return [str(name) for name in _parquet(file, raw).schema_arrow.names]
-        return _header(file, raw, form)[0]
-
-
-def separator_of(file: SourceFile) -> str | None:
-    """Return the separator of a text table; None for Parquet. Raises DataError."""
-    with _opened(file) as raw:
-        return None if _is_parquet(raw) else _header(file, raw, TextForm())[1]
+            return [str(name) for name in _parquet(file, raw).schema_arrow.names], None
+        return _header(file, raw, form)
 
 
 def _opened(file: SourceFile) -> BinaryIO:

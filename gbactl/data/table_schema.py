@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -32,8 +32,6 @@ Mark = Literal[".", ","]  # in a number that is written as text
 @dataclass(frozen=True)
 class Kind:
     """Kind of a column; base class of all kinds."""
-
-    most: ClassVar[int | None] = None  # columns of this kind that a table can have
 
     def check(self, key: str) -> None:
         """Raise ConfigError, with the key to type, if an option is invalid."""
@@ -59,7 +57,6 @@ class Number(Kind):
 class Label(Number):
     """Label column of 0 and 1, or of cells that are a click if equal to `positive`, or at least `at_least`."""
 
-    most: ClassVar[int | None] = 1
     positive: str | int | float | None = None
     at_least: Annotated[float, Bounds(at_least=-3e38, at_most=3e38)] | None = None
 
@@ -88,8 +85,6 @@ class Categorical(Kind):
 @dataclass(frozen=True)
 class User(Categorical):
     """Categorical column that says whose sample it is, for gAUC."""
-
-    most: ClassVar[int | None] = 1
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,6 @@ class Time(Kind):
 
     `format`: of strptime; None: ISO 8601, or seconds or fractions of these since 1970."""
 
-    most: ClassVar[int | None] = 1
     format: str | None = None
     fields: list[str] = field(default_factory=list)
 
@@ -173,7 +167,7 @@ class TableSchema:
 
     @property
     def read(self) -> list[str]:
-        """Names of the columns that are read: those of a kind, and those of weights."""
+        """Names of the columns that are read: those in the schema that are not ignored, and those of weights."""
         weights = (kind.weights for kind in self.of_kind(Multi).values() if kind.weights is not None)
         return list(dict.fromkeys([*self.columns, *weights]))
 
@@ -294,10 +288,10 @@ def _kind(key: str, values: Any, buckets: int) -> Kind:
 
 
 def _complete(schema: TableSchema, where: str) -> None:
-    """Raise ConfigError if a column is lacking, or there are too many of a kind."""
+    """Raise ConfigError if a column is lacking, or there are several of a kind of which a table has one at most."""
     for name, kind in (("label", Label), ("user", User), ("time or day", Time)):
         found = list(schema.of_kind(kind))
-        if kind.most is not None and len(found) > kind.most:
+        if len(found) > 1:
             raise ConfigError(f"{where} has {len(found)} columns of kind {name} ({', '.join(found)}); one is possible.")
     if not schema.of_kind(Label):
         raise ConfigError(f"{where} has no label; type kind: label for the column that says whether it was a click.")

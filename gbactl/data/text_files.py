@@ -242,10 +242,8 @@ class Faults:
         return np.flatnonzero(~whole)
 
 
-def rows_of(
-    block: LineBlock, separator: str, columns: Mapping[str, type[pl.DataType]], bad: BadLines
-) -> Rows | None:  # fmt: skip
-    """Parse the lines of a block that have exactly these columns; None if no line has.
+def rows_of(block: LineBlock, separator: str, columns: Mapping[str, type[pl.DataType]], bad: BadLines) -> Rows:
+    """Parse the lines of a block that have exactly these columns.
 
     Where polars does not read the whole block, all columns come as text. Raises DataError past the bad-line limit."""
     data = block.data.replace(b"\r\n", b"\n") if b"\r" in block.data else block.data
@@ -264,8 +262,9 @@ def rows_of(
             skipped.append(number)
         else:
             good.append(line)
-    frame = _frame(b"\n".join([*good, b""]), len(good), separator, texts) if good else None
-    return None if frame is None else Rows(frame, block.first_line, skipped, "line")
+    frame = _frame(b"\n".join([*good, b""]), len(good), separator, texts) if good else pl.DataFrame(schema=texts)
+    assert frame is not None, block.path
+    return Rows(frame, block.first_line, skipped, "line")
 
 
 def _frame(

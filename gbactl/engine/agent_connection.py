@@ -45,7 +45,6 @@ _LENGTH = struct.Struct("<I")
 Message = tuple[str, dict[str, Any]]
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 AGENT = "gbactl.engine.agent"
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 LOOK_SECONDS = 0.25
 END_SECONDS = 4.0
 LAST_WORDS_SECONDS = 1.0  # time that ssh's last error message may take after ssh has ended
@@ -149,7 +148,7 @@ def agent_command(python: str | None) -> str:
     return f"{quote(python or sys.executable)} -m {AGENT}"
 
 
-def command(host: str, ssh: str = SSH, python: str | None = None) -> str:
+def command(host: str, ssh: str, python: str | None) -> str:
     """Build the local command that starts an agent on a host, quoted as for a shell, without secrets and environment.
 
     `ssh`: the command that reaches the host, with its options. Raises MissingDependencyError."""
@@ -212,7 +211,7 @@ class AgentConnection:
             self.send(name, ask=number, **fields)
             answer = answers.get(timeout=seconds)
         except queue.Empty:
-            raise ClusterError(f"Host {self.host} did not answer within {seconds:.0f} s; is it overloaded?") from None
+            raise ClusterError(f"Host {self.host} did not answer within {seconds:.0f} s; check its load.") from None
         finally:
             with self._state:
                 del self._answers[number]

@@ -1,4 +1,4 @@
-"""Engine of `cluster=exec`: real processes on hosts that a command reaches: kubectl exec, docker exec, nsenter."""
+"""Engine of `cluster=exec`: real processes on hosts that a shell command reaches (kubectl, docker exec, nsenter)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Start of node processes on this host, by the launcher or by a host's agent.
+"""Fork server and the start of node processes on this host, by the launcher or by a host's agent.
 
-A launcher has nodes forked by a process that has imported torch once for all of them; without it each node is started
-separately. This module imports little, so that the fork server starts before the launcher's own imports.
+The fork server has imported torch once for all nodes that it forks; without it each node is started separately. This
+module imports little, so that the fork server starts before the launcher's own imports.
 """
 
 from __future__ import annotations

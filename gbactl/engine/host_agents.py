@@ -154,14 +154,15 @@ class HostAgents:
                 answer = link.request("dial", seconds * len(others), targets=others, measure=measure)
             report = self.reports[link.host]
             report.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
-            report.faults += preflight.lines(link.host, targets, report.lines)
+            for name, line in report.lines.items():
+                report.faults += preflight.connection(f"Host {link.host}", name, targets[name], line)
 
         with contextlib.closing(probe):
             self.each(ask)
             for host, where in targets.items():
                 if host != LAUNCHER:
                     line = dial(where, self.token, False)
-                    self.reports[host].faults += preflight.unreachable_from_launcher(host, where, line)
+                    self.reports[host].faults += preflight.connection("This machine", f"host {host}", where, line)
         self.each(lambda link: link.request("unlisten", ANSWER_SECONDS))
 
     def give_data(
@@ -318,9 +319,10 @@ def read(path: Path) -> dict[str, float]:
 def print_lines(examined: HostFindings) -> None:
     """Print the measured connections as a table."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    lines = Table(*LINE_HEADINGS, box=None, pad_edge=False, header_style="bold")
+    columns = [Column(heading, overflow="fold") for heading in LINE_HEADINGS]
+    lines = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for a, b, latency, gbit in examined.pairs:
         lines.add_row(a, b, f"{latency:.1f}", f"{gbit:.3g}")
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(lines)

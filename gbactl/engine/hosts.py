@@ -38,7 +38,8 @@ class HostsEngine(EngineInterface):
     def defaults(self, cluster: Mapping[str, Any]) -> dict[str, Any]:
         """Return values for unset keys: `hosts` as the engine finds them, and `workers` as the sum of their slots."""
         given = cluster.get("hosts") or self.hosts()
-        require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
+        listed = isinstance(given, list) and all(isinstance(host, str) for host in given)
+        require(listed, "cluster.hosts has to be a list of NAME:SLOTS; type cluster.hosts='[a:4,b:4]'.")
         known = {} if cluster.get("hosts") else {"hosts": given}
         return known if cluster.get("workers") is not None else {**known, "workers": slots(hosts_of(given))}
 

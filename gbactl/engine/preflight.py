@@ -111,8 +111,8 @@ def ring(host: str, host_facts: Mapping[str, Any], address: str) -> list[str]:
         return []
     means = found or "no address"
     return [
-        f"Host {host} takes its own name {name} for {means}, where Horovod's ring would listen unreachable for others; "
-        f"put the line `{address} {name}` before any other with that name into its /etc/hosts."
+        f"Host {host} takes its own name {name} for {means}, where Horovod's ring would listen, out of reach of "
+        f"others; put the line `{address} {name}` before any other with that name into its /etc/hosts."
     ]
 
 
@@ -126,22 +126,15 @@ def memory(host: str, free: int, needs: int) -> list[str]:
     ]
 
 
-def lines(host: str, targets: Mapping[str, str], found: Mapping[str, LinkMeasurement]) -> list[str]:
-    """Describe the failed connections from one host to others; `targets`: address and port by name."""
-    return [_unreachable(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
-
-
-def unreachable_from_launcher(host: str, target: str, line: LinkMeasurement) -> list[str]:
-    """Describe the failed connection from the launcher to a host."""
-    return [_unreachable("This machine", f"host {host}", target, line.error)] if line.error else []
-
-
-def _unreachable(who: str, whom: str, target: str, why: str) -> str:
+def connection(who: str, whom: str, target: str, line: LinkMeasurement) -> list[str]:
+    """Describe the fault of a connection that failed; `target`: address and port that were dialled."""
+    if not line.error:
+        return []
     other = f", or {BIND}" if whom == LAUNCHER else ""
-    return (
-        f"{who} does not reach {whom} at {target} ({why}); let TCP through between them, on the ports that the system "
-        f"gives out (net.ipv4.ip_local_port_range){other}."
-    )
+    return [
+        f"{who} does not reach {whom} at {target} ({line.error}); let TCP through between them, on the ports that the "
+        f"system gives out (net.ipv4.ip_local_port_range){other}."
+    ]
 
 
 def broken_connection(host: str, said: str, hosts: Mapping[str, str]) -> str:
@@ -294,5 +287,5 @@ def too_few(cfg: RunConfig, rows: Mapping[str, int]) -> str:
         return ""
     return (
         f"train.global_batch={batch} is more than the {least} samples of {name}: a mode that waits for a whole batch "
-        f"takes one step there, of a smaller one; type train.global_batch={max(1, least // 10)} or so."
+        f"takes one smaller step there; type train.global_batch={max(1, least // 10)} or so."
     )

@@ -4,7 +4,9 @@
 of the node with an actor. If the node is dead, the actor takes the CPUs of any other node that is no host of the run,
 and if there is none, Ray's autoscaler sees what is missing. The actor does nothing but start the agent, which dials
 back to the driver, encrypted under a key that Ray's channel carries. The driver passes the agent's bytes on. It ends
-with the actor, which Ray reports dead when the node is. No other process of gbactl imports Ray, and none imports grpc.
+with the actor, which Ray reports dead when the node is. No placement group is used: it would reserve all its places at
+once, on nodes of Ray's choice, whereas each host is chosen by its name, and replaced alone. Of gbactl's processes only
+the drivers, and the one that lists the nodes, import Ray; none imports the package grpc.
 """
 
 from __future__ import annotations
@@ -39,7 +41,19 @@ class RayEngine(HostsEngine):
     surroundings: ClassVar[str] = "a Ray job"
 
     def hosts(self) -> list[str]:
-        return nodes()
+        """Return the live nodes of the Ray cluster that have CPUs, as NAME:CPUS.
+
+        A process apart asks Ray, which stays out of the launcher. Raises MissingDependencyError or ConfigError."""
+        _require_ray()
+        ask = [sys.executable, "-m", __name__]
+        try:
+            asked = subprocess.run(ask, capture_output=True, text=True, timeout=NODES_SECONDS)
+        except subprocess.TimeoutExpired:
+            why = f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; check its head node."
+            raise ConfigError(why) from None
+        if asked.returncode:
+            raise ConfigError((asked.stderr.strip().splitlines() or ["Ray did not name its nodes."])[-1])
+        return asked.stdout.split()
 
     def agent(self, cluster: ClusterConfig, host: str) -> str:
         from gbactl.engine.agent_connection import agent_command
@@ -56,20 +70,6 @@ ENGINE = RayEngine()
 def _require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError("cluster=ray needs Ray, which is not installed; type pip install 'gbactl[ray]'.")
-
-
-def nodes() -> list[str]:
-    """Return the live nodes of the Ray cluster that have CPUs, as NAME:CPUS.
-
-    A process apart asks Ray, which stays out of the launcher. Raises MissingDependencyError or ConfigError."""
-    _require_ray()
-    try:
-        asked = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=NODES_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"Ray did not name its nodes within {NODES_SECONDS:.0f} s; is its head alive?") from None
-    if asked.returncode:
-        raise ConfigError((asked.stderr.strip().splitlines() or ["Ray did not name its nodes."])[-1])
-    return asked.stdout.split()
 
 
 # -- the process that imports Ray ---------------------------------------------------------------------
@@ -182,10 +182,8 @@ def main() -> int:
         if sys.argv[1:]:
             run_agent(sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:], out)
         else:
-            os.write(
-                out,
-                " ".join(f"{name}:{cpus}" for name, (_, cpus) in sorted(_live(_connect()).items()) if cpus).encode(),
-            )
+            nodes = sorted(_live(_connect()).items())
+            os.write(out, " ".join(f"{name}:{cpus}" for name, (_, cpus) in nodes if cpus).encode())
     except GbactlError as error:
         print(error, file=sys.stderr)
         return 1

@@ -47,8 +47,8 @@ def _cores_of(cores: list[int], workers: tuple[int, ...]) -> list[int]:
     if not cores:
         cores_text = ", ".join(map(str, available_cores()))
         raise ConfigError(
-            f"A hog beside workers needs workers that are pinned, and here they are not (that takes cluster.pin=auto "
-            f"and a multiple of the cores); name cores in faults.plans instead of workers: there are {cores_text}."
+            "A hog with the key workers needs workers that are pinned to cores, which takes cluster.pin=auto and "
+            f"equally many workers, at least two, on each core; type the key cores instead, with some of: {cores_text}."
         )
     return sorted({cores[worker] for worker in workers})
 
@@ -75,13 +75,10 @@ class CpuHogs:
     def __init__(self, plan: FaultPlan, pinned: bool) -> None:
         self.placed = place(plan, pinned)
         self.running: list[subprocess.Popen[bytes]] = []
-        self._started = False
 
     def start(self) -> None:
         """Start the competing processes when training begins, once."""
-        if not self._started:
-            self._started = True
-            self.running = [_start(hog) for hog in self.placed]
+        self.running = self.running or [_start(hog) for hog in self.placed]
 
     def stop(self) -> None:
         """Terminate and reap all competing processes."""

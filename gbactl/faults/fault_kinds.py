@@ -91,7 +91,7 @@ def typed_name(field: str) -> str:
 
 
 def drawn(where: str, distribution: str | None, sigma: float | None, shape: float | None) -> None:
-    """Raise ConfigError if a random fault is given the parameter of another distribution than its own, if any."""
+    """Raise ConfigError if a parameter (sigma, shape) is given that the distribution, if any, does not have."""
     for name, value, owner in (("sigma", sigma, "lognormal"), ("shape", shape, "pareto")):
         require(value is None or distribution == owner, f"{where}.{name} belongs to distribution: {owner}.")
 
@@ -121,7 +121,7 @@ class TimedFault(Fault):
         return [value for value in (self.step, self.time, self.mtbf) if value is not None]
 
     def check(self, where: str) -> None:
-        require(len(self.given) <= 1, f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
+        require(len(self.given) <= 1, f"{where} (kind {self.kind}) takes only one of step, time and mtbf.")
         shaped = self.distribution in SHAPED
         require(self.shape is None or shaped, f"{where}.shape belongs to distribution: {' or '.join(SHAPED)}.")
         require(self.times is None or self.mtbf is not None, f"{where}.times belongs to mtbf.")

@@ -46,7 +46,7 @@ class MessageFaults(TimedFault):
         require(of_workers, f"{where}: messages are a worker's; name workers, and leave servers out.")
         super().check(where)
         require(self.seconds is None or bool(self.given), f"{where}.seconds belongs to step, time or mtbf.")
-        require(self.seconds is not None or self.mtbf is None, f"{where}.mtbf needs seconds: how long a storm lasts.")
+        require(self.seconds is not None or self.mtbf is None, f"{where}.mtbf needs seconds, its duration each time.")
 
 
 class ActivePeriods:

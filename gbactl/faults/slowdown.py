@@ -73,7 +73,7 @@ class WorkerSlowdown:
         self._overslept = 0.0
 
     def slow_down(self, computed: float, usual: float = 0.0) -> tuple[float, float]:
-        """Wait after a gradient is `computed` in so many seconds, so that they are multiplied by the plan's factor.
+        """Wait after a gradient that took `computed` seconds, so that it takes the plan's factor times as long.
 
         `usual`: seconds that undisturbed workers take; 0 where unknown, then the worker's own time is used. Returns
         (seconds including the wait, the factor)."""

@@ -36,7 +36,7 @@ def single_hints() -> dict[str, Any]:
 
 
 def hints_of(group: str, source: str) -> dict[str, Any]:
-    """Return the type annotations of a group's keys, by name in the group; `source`: data source, for group `data`."""
+    """Return the type annotation of each key of a group, by the key's name; `source`: data source, for group `data`."""
     found: dict[str, Any] = {}
 
     def add(cls: type[Any], prefix: str = "") -> None:

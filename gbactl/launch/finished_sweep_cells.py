@@ -23,6 +23,7 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
 from gbactl.tracking.final_metrics import config_hash, versions
 from gbactl.tracking.mlflow_connection import tracking_uri
+from gbactl.tracking.result_file import read_result
 
 INDEX = run_dirs.RUNS / ".finished"
 
@@ -55,7 +56,7 @@ def find(cfg: RunConfig) -> dict[str, Any] | None:
     cell = cell_of(cfg, data_fingerprint(cfg.data))
     with suppress(OSError, ValueError):
         path = Path((INDEX / cell).read_text() if cfg.run_dir is None else cfg.run_dir)
-        result = run_dirs.read_result(path)
+        result = read_result(path)
         if (result.get("status"), result.get("cell")) == ("FINISHED", cell) and _tracked_alike(path, cfg.tracking):
             return result
     return None

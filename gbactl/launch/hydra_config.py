@@ -194,11 +194,12 @@ def composed(overrides: list[str]) -> DictConfig:
 
 
 def run_hydra(
-    arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train", as_json: bool = False
+    arguments: list[str], job: Callable[[RunConfig, CommandLine], Any], verb: str = "train", options: Sequence[str] = ()
 ) -> None:
-    """Run a command line through Hydra: single runs, --multirun, --cfg, --info. `verb`: the subcommand of gbactl.
+    """Run a command line through Hydra: single runs, --multirun, --cfg, --info.
 
-    At the end of a sweep its comparison is printed, unless `as_json`."""
+    `verb`: the subcommand of gbactl; `options`: its own, such as --trace, which `job` follows. At the end of a sweep
+    its comparison is printed, unless they have --json."""
 
     def task(cfg: DictConfig) -> Any:
         own, place = HydraConfig.get(), None
@@ -232,6 +233,7 @@ def run_hydra(
                 if as_json:
                     print(json.dumps(result), flush=True)
             sweep.done += 1
+            sweep.finished.append(Path(result["run_dir"]))
             return of_sweep.values_of(result) if sweep.tunes else None
         except Stopped as stopped:
             sweep.done += stopped.outcome == Stopped.OVER
@@ -245,7 +247,7 @@ def run_hydra(
                 print(f"{place}: {error}", file=sys.stderr, flush=True)
             return None
 
-    given, arguments = arguments, with_shown_engine(arguments)
+    given, arguments, as_json = arguments, with_shown_engine(arguments), "--json" in options
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
@@ -263,11 +265,11 @@ def run_hydra(
     except BaseException:
         close_sweeps("KILLED")
         if {"-m", "--multirun"} & set(arguments):
-            print(sweep.way_on(["gbactl", verb, *arguments]), file=sys.stderr)
+            print(sweep.way_on(["gbactl", verb, *options, *arguments]), file=sys.stderr)
         raise
     finally:
         sys.argv = saved
-        close_sweeps("FINISHED" if sweep.succeeded else "FAILED", show=not as_json, discard=sweep.mistyped)
+        close_sweeps("FINISHED" if sweep.succeeded else "FAILED", not as_json, sweep.mistyped, sweep.finished)
     if not sweep.succeeded:
         raise sweep.failed[0]
 
@@ -288,12 +290,13 @@ def _check_options(arguments: Sequence[str]) -> None:
 
 @dataclasses.dataclass
 class _Sweep:
-    """Progress of a sweep in this process: numbers of runs in all and done, seconds of each run, and failures."""
+    """Progress of a sweep in this process: numbers of runs in all and done, seconds, directories, and failures."""
 
     of: int = 0
     tunes: bool = False
     done: int = 0
     took: list[float] = dataclasses.field(default_factory=list)
+    finished: list[Path] = dataclasses.field(default_factory=list)
     failed: list[GbactlError] = dataclasses.field(default_factory=list)
 
     @property
@@ -327,9 +330,9 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _opened(arguments: Sequence[str]) -> list[str]:
-    """Let options of a target, and names of fields, be typed that no file has, and add --config-dir to the search path.
+    """Allow keys of a user's class and names of fields that no file has, and turn --config-dir into an override.
 
-    As an override it is repeated with the run's command."""
+    As an override it is part of the run's command, which can then be repeated."""
     made = list[str]()
     foreign = tuple(f"{group}." for group in configured_classes.GROUPS if _has_foreign_target(group, arguments))
     free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")

@@ -147,22 +147,24 @@ def _workers(found: Status, most: int) -> RenderableType:
     """Table of the slowest workers."""
     from rich.table import Table
 
-    table, slow = Table(box=None, pad_edge=False, header_style="dim"), slowness(found)
-    waits = found.get("times", {})
-    for heading in ("worker", "samples/s", "computes/s", "time a sample / median's", "waits most for"):
+    table, slow = Table(box=None, pad_edge=False, header_style="dim", caption_justify="left"), slowness(found)
+    times_of = found.get("times", {})
+    for heading in ("worker", "samples/s", "computes/s", "sample time / median's", "compute", "waits most for"):
         table.add_column(heading, justify="left" if heading.startswith("w") else "right")
     rows = sorted(found["workers"], key=lambda name: (-slow.get(name, 0.0), int(name[1:])))[:most]
     for name in sorted(rows, key=lambda name: int(name[1:])):
         times, speed = slow.get(name), found.get("speeds", {}).get(name)
+        own = times_of.get(name, {})
+        compute = shares_of(own).get("compute")
         table.add_row(
             name, f"{found['workers'][name]:,.0f}", "-" if speed is None else f"{speed:,.0f}",
-            "-" if times is None else f"{times:.2f}", longest_wait(waits.get(name, {})),
+            "-" if times is None else f"{times:.2f}", "-" if compute is None else f"{compute:.0%}", longest_wait(own),
             style="red" if times is not None and times >= SLOW else "",
         )  # fmt: skip
     for worker in found["lost"]:
-        table.add_row(f"W{worker}", "lost", "", "", "", style="red")
+        table.add_row(f"W{worker}", "lost", style="red")
     if len(found["workers"]) > most:
-        table.add_row(f"{len(found['workers']) - most} faster ones", "", "", "", "", style="dim")
+        table.caption = f"{len(found['workers']) - most} faster ones"
     return table
 
 

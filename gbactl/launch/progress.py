@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, TrackingConfig
@@ -176,7 +176,8 @@ class ProgressDisplay:
 
     def show_hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print the table of preflight results, one row for each host."""
-        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+        columns = [Column(heading, overflow="fold") for heading in headings]
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*row)
         self.console.print(table, soft_wrap=not self.console.is_terminal)

@@ -34,7 +34,6 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.tracking.final_metrics import config_hash
 
 KEY = "resume"
-NOT_BESIDE = ("experiment",)
 # keys with commands that run here or on the hosts
 COMMANDS = ("cluster.ssh", "cluster.exec", "cluster.python", "cluster.forward")
 TARGET = "target"  # key of a class that is imported here, in groups and in the modes of a schedule
@@ -107,8 +106,8 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
     if name is None:
         return []
     typed, files = set(map(key_of, arguments)), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
-    if wrong := [group for group in NOT_BESIDE if group in typed]:
-        raise UsageError(f"resume= goes on with that run's own configuration; leave {wrong[0]}= out.")
+    if "experiment" in typed:
+        raise UsageError("resume= goes on with that run's own configuration; leave experiment= out.")
     config = find(name).last.config
     stored = {group: values.get("name") for group, values in config.items() if isinstance(values, dict)}
     return [
@@ -189,7 +188,7 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
     changed = [key for key in now if now[key] != then[key]]
     if identity(config, data) != last.identity:
         what = " and ".join(changed or ["set of data"])
-        raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
+        raise CheckpointError(f"{name} was saved with another {what}; type the same as then.")
     position = JobPosition.read(last.position)
     if position.round >= rounds or position.stopped_early:
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")

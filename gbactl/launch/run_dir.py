@@ -8,7 +8,6 @@ more where no run of this machine is RUNNING.
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -18,24 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gbactl.atomic_files import replacing, room_needed, take_room
+from gbactl.atomic_files import room_needed, take_room
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
+from gbactl.tracking.result_file import RESULT, ROOM, read_result, write_result
 
 if TYPE_CHECKING:
     from gbactl.tracking.mlflow_connection import MlflowClient
 
 RUNS = Path("runs")
-RESULT = "result.json"
 CONFIG = "config.yaml"
 FAULTS = "faults.json"
 REPORT = "report.html"
 LOG = "events.log"
 LOCK = ".run.lock"
-ROOM = ".room"
 ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 
 
@@ -108,14 +106,6 @@ def lock(path: Path) -> FileLock:
     return held
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """Read a run directory's result.json; {} without one that can be read."""
-    with suppress(OSError, ValueError):
-        found = json.loads((path / RESULT).read_text())
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
 def tracked_as(path: Path) -> str | None:
     """Return the MLflow run id in a run directory's result.json; None without one."""
     found = read_result(path).get("run_id")
@@ -137,27 +127,6 @@ def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any
     if plan.faults:
         more = {"injected": list(injected)} if injected else {}
         (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.to_list(), **more}, indent=2) + "\n")
-
-
-def plain(value: Any) -> Any:
-    """Replace infinities and NaN by None, as JSON has no form for them."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Write result.json atomically into the reserved disk space. Raises NoRoomError."""
-    target = path / RESULT
-    with room_needed(target), replacing(target) as partial:
-        with suppress(FileNotFoundError):  # overwritten, not freed: on a full disk others could take what is free
-            (path / ROOM).replace(partial)
-        partial.touch()
-        with partial.open("r+") as file:
-            file.write(json.dumps(result, indent=2) + "\n")
-            file.truncate()
 
 
 _MOST = 5

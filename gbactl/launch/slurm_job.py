@@ -32,7 +32,7 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
 
     `more`: options of gbactl train that the job has too. Raises UsageError, and ClusterError for a refused submission
     or a run that fails."""
-    from gbactl.launch.run_dir import read_result
+    from gbactl.tracking.result_file import read_result
 
     run, script = _write(list(overrides), more)
     before, job = read_result(run), FollowedJob(script, run / OUTPUT)
@@ -147,10 +147,12 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     require(
         job.grace >= least, f"cluster.slurm.grace={job.grace} ends before the run is saved; type at least {least:g}."
     )
-    if given is not None and cfg.run_dir is None:
+    if given is None:
+        run = run_dirs.new_path(cfg)
+    elif cfg.run_dir is None:
         run = run_of(find(given))
     else:
-        run = Path(cfg.run_dir) if given is not None and cfg.run_dir else run_dirs.new_path(cfg)
+        run = Path(cfg.run_dir)
     run.mkdir(parents=True, exist_ok=True)
     typed = [*overrides, *([] if any(text.startswith("run_dir=") for text in overrides) else [f"run_dir={run}"])]
     output = str(run.resolve() / OUTPUT).replace("%", "%%")
@@ -180,7 +182,7 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
         yield overrides
         return
     from gbactl.engine.signals import NOTHING, stop_at_once
-    from gbactl.launch.run_dir import read_result
+    from gbactl.tracking.result_file import read_result
 
     run, restarted = Path(typed["run_dir"].strip("'\"")), os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     signal.signal(signal.SIGUSR1, stop_at_once)

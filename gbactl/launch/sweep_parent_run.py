@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ from gbactl.tracking.mlflow_connection import (
     SWEEP,
     TAKEN,
     connect,
+    read_children,
     sweep_note,
     tracking_uri,
 )
@@ -105,23 +107,28 @@ class OpenSweep:
         self.best: list[tuple[str, str]] = []
 
     def close(self, status: str) -> None:
-        """End the parent run as FINISHED, FAILED or KILLED."""
+        """End the parent run as FINISHED, FAILED or KILLED, and update its comparison a last time.
+
+        Jobs that ended at the same time may have missed each other's results; short ones have drawn no figures."""
         os.environ.pop(PARENT_RUN, None)
         if self.before is not None:
             os.environ[PARENT_RUN] = self.before
-        if self.tracked is not None and (unsent := self.tracked.finish(status, END_SECONDS)):
-            _say(unsent)
+        unsent = "" if self.tracked is None else self.tracked.finish(status, END_SECONDS)
         if self.lock is not None:
             self.lock.release()
+        if unsent:
+            _say(unsent)
+        elif self.tracked is not None:
+            _renew(tracking_uri(self.tracking.uri), self.tracked.opened(0.0) or "", figures=True)
 
     def delete(self) -> bool:
-        """Delete the parent run, which has ended, from the store if it has no runs there; return whether it did."""
+        """Delete the parent run, which has ended, and its folder if the run has no children; return whether it did."""
         with suppress(Exception):  # the parent run stays
-            if self.tracked is not None and (run_id := self.tracked.opened(0.0)):
-                client = connect(tracking_uri(self.tracking.uri))
-                experiment = client.get_run(run_id).info.experiment_id
-                if not client.search_runs([experiment], f"tags.`{PARENT}` = '{run_id}'", max_results=1):
-                    client.delete_run(run_id)
+            if self.tracked is not None and self.lock is not None and (run_id := self.tracked.opened(0.0)):
+                uri = tracking_uri(self.tracking.uri)
+                if not read_children(uri, run_id):
+                    connect(uri).delete_run(run_id)
+                    shutil.rmtree(Path(self.lock.lock_file).parent)
                     return True
         return False
 
@@ -131,21 +138,25 @@ class OpenSweep:
         if self.tracked is not None:
             self.tracked.tag({"gbactl.best": "\n".join(text for _, text in best)})
 
-    def show(self) -> None:
-        """Print the comparison of the sweep's runs, and what to type next, on standard output."""
+    def show(self, finished: Sequence[Path]) -> None:
+        """Print the comparison of the sweep's runs, and what to type next, on standard output.
+
+        Without tracking, the runs are those in the directories `finished`."""
         commands = list(self.best)
+        if found := self._comparison(finished):
+            print(f"\n{found}")
         if self.tracked is not None:
-            if found := self._comparison(self.tracked):
-                print(f"\n{found}")
             commands += after_runs(self.tracking, self.tracked.opened(0.0) or "")
         if commands:
             print("\n".join(f"{f'{purpose}:':<14} {text}" for purpose, text in commands), flush=True)
 
-    def _comparison(self, tracked: TrackedRun) -> str:
-        from gbactl.report.report_command import sweep_table
+    def _comparison(self, finished: Sequence[Path]) -> str:
+        from gbactl.report.report_command import directories_table, sweep_table
 
         try:
-            return sweep_table(tracking_uri(self.tracking.uri), tracked.opened(END_SECONDS) or "")
+            if self.tracked is None:
+                return directories_table(finished)
+            return sweep_table(tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "")
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")
             return ""
@@ -154,15 +165,16 @@ class OpenSweep:
 _open: list[OpenSweep] = []
 
 
-def close_sweeps(status: str, show: bool = False, discard: bool = False) -> None:
+def close_sweeps(status: str, show: bool = False, discard: bool = False, finished: Sequence[Path] = ()) -> None:
     """End the parent run of the sweep that this process has begun, if any; `show`: also print its comparison.
 
-    `discard`: delete the parent run instead, if it has no runs."""
+    `finished`: directories of the runs that have finished in this process. `discard`: delete the parent run instead,
+    if it has no runs."""
     while _open:
         sweep = _open.pop()
         sweep.close(status)
         if not (discard and sweep.delete()) and show:
-            sweep.show()
+            sweep.show(finished)
 
 
 def parent_tags() -> dict[str, str]:
@@ -220,7 +232,7 @@ class SweepCallback(Callback):
         folder.mkdir(parents=True)
         lock = run_dirs.lock(folder)
         tags = {
-            **tags_of({"tracking": tracking, "overrides": overrides}, None, source=sys.argv[0]), **parent_tags(),
+            **tags_of({"tracking": tracking, "overrides": overrides}, None, sys.argv[0]), **parent_tags(),
             RUN_KIND: SWEEP, "gbactl.run_dir": str(folder.resolve()), NOTE: sweep_note(self.command),
             COMMAND: self.command,
         }  # fmt: skip
@@ -239,31 +251,30 @@ class SweepCallback(Callback):
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
         """Update the comparison of the runs that have ended; after a short job, do not redraw the figures."""
-        self._renew(figures=time.monotonic() - self.began > SHORT_SECONDS)
+        _renew(self.uri, self.run_id, figures=time.monotonic() - self.began > SHORT_SECONDS)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Update the comparison a last time, as jobs that ended at the same time may have missed each other's results.
-
-        Tell the best trials of a sweep that tunes."""
-        self._renew(figures=True)
+        """Tell the best trials of a sweep that tunes."""
         found = Path(config.hydra.sweep.dir) / BEST
         if found.exists() and _open:
             objective = list(config.objective)
             _open[-1].tuned(best_trials(yaml.safe_load(found.read_text()), _typed(config), objective))
 
-    def _renew(self, figures: bool) -> None:
-        if not self.run_id:
-            return
-        from gbactl.report.report_command import renew_sweep
 
-        try:
-            renew_sweep(self.uri, self.run_id, figures)
-        except Exception as error:  # the next job's end tries again
-            _say(f"The comparison in the sweep's MLflow run could not be renewed: {error}")
+def _renew(uri: str, run_id: str, figures: bool) -> None:
+    """Update the comparison in a sweep's MLflow run; `run_id` is "" where the store has not answered."""
+    if not run_id:
+        return
+    from gbactl.report.report_command import renew_sweep
+
+    try:
+        renew_sweep(uri, run_id, figures)
+    except Exception as error:  # the next job's end, or that of the sweep, tries again
+        _say(f"The comparison in the sweep's MLflow run could not be renewed: {error}")
 
 
 def _typed(config: DictConfig) -> list[str]:
-    """List the sweep's overrides with their ${KEY}, which may have a value in its jobs alone."""
+    """List the sweep's overrides, with any ${KEY} unresolved, as only its jobs may have a value for it."""
     found = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(found, list)
     return [str(text) for text in found]

@@ -72,6 +72,7 @@ from gbactl.tracking.final_metrics import (
     useless,
 )
 from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, tracking_uri
+from gbactl.tracking.result_file import RESULT, plain, write_result
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
     MODE_TAG,
@@ -95,6 +96,7 @@ MOST_CURVES = 16  # throughputs are logged by worker for at most so many workers
 OPEN_SECONDS, FINISH_SECONDS, STOP_SECONDS = 5.0, 30.0, 4.0  # time-outs for the tracking store
 
 
+@stoppable(NOTHING)
 def train(
     cfg: RunConfig, command: CommandLine | None = None, as_json: bool = False,
     display: type[ProgressDisplay] = ProgressDisplay, trace: bool = False,
@@ -103,28 +105,7 @@ def train(
 
     `command` names the run in MLflow, where it is shown as the one that runs it again. `as_json`: print JSON.
     `display` shows progress and result. `trace`: write a trace of the processes' activities."""
-    with stoppable(NOTHING):
-        return _train(cfg, command or CommandLine(), as_json, display, trace)
-
-
-def train_switching(overrides: list[str], as_json: bool) -> None:
-    """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
-    from gbactl.launch.hydra_config import run_hydra
-
-    def job(cfg: RunConfig, command: CommandLine) -> Any:
-        if not cfg.switch.schedule and not cfg.candidates:
-            raise UsageError(
-                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
-                "--run RUN --to MODE for a run that goes on already."
-            )
-        return train(cfg, command, as_json)
-
-    run_hydra(overrides, job, "switch")
-
-
-def _train(
-    cfg: RunConfig, command: CommandLine, as_json: bool, display: type[ProgressDisplay], trace: bool
-) -> dict[str, Any]:
+    command = command or CommandLine()
     if trace and not cfg.engine.real:
         raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")
     for phase in cfg.possible:
@@ -173,6 +154,21 @@ def _train(
     if stop_signal():
         raise Stopped(stop_signal(), Stopped.OVER)
     return result
+
+
+def train_switching(overrides: list[str], as_json: bool) -> None:
+    """Run one training like `train`, but require a switch schedule. Raises UsageError without one."""
+    from gbactl.launch.hydra_config import run_hydra
+
+    def job(cfg: RunConfig, command: CommandLine) -> Any:
+        if not cfg.switch.schedule and not cfg.candidates:
+            raise UsageError(
+                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
+                "--run RUN --to MODE for a run that goes on already."
+            )
+        return train(cfg, command, as_json)
+
+    run_hydra(overrides, job, "switch", ["--json"] * as_json)
 
 
 @contextlib.contextmanager
@@ -359,20 +355,15 @@ class LaunchedRun:
 
     def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
-            sentence, _ = self._cause(children, failure)
-            raise ClusterError(f"{sentence} Logs: {self.run_dir / 'logs'}")
+            deadline = time.monotonic() + CAUSE_SECONDS
+            while not failure[1] and time.monotonic() < deadline:  # another process failed first, and is about to end
+                time.sleep(0.05)
+                failure = children.failure() or failure
+            raise ClusterError(f"{failure[0]} Logs: {self.run_dir / 'logs'}")
         if over and self.result is None:
             raise ClusterError(f"Every process ended without a result; look into {self.run_dir / 'logs'}.")
         if self.result is not None and time.monotonic() - self._result_at > EXIT_SECONDS:
             raise ClusterError("The processes did not end after the result; they were killed.")
-
-    def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Wait briefly for the exit of the process that failed first; return its failure, or `failure` if none."""
-        deadline = time.monotonic() + CAUSE_SECONDS
-        while not failure[1] and time.monotonic() < deadline:
-            time.sleep(0.05)
-            failure = children.failure() or failure
-        return failure
 
     def on_event(self, event: Event) -> None:
         raise_if_stopped()
@@ -471,7 +462,7 @@ class LaunchedRun:
         from gbactl.launch.hydra_config import defaults_of
 
         config, t = to_dict(self.cfg), self.cfg.tracking
-        tags = {**tags_of(config, self.dataset.fingerprint, source=f"gbactl {self.command.verb}")}
+        tags = tags_of(config, self.dataset.fingerprint, f"gbactl {self.command.verb}")
         tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
         tags |= {COMMAND: self.command.text, CELL: self.cell}
         tags |= {DAYS_TAG: "rows"} if self.dataset.days_by_rows else {}
@@ -561,9 +552,9 @@ class LaunchedRun:
             result["warnings"] = self.warnings
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
-        result = dict(run_dirs.plain(result))
+        result = dict(plain(result))
         try:
-            run_dirs.write_result(self.run_dir, result)
+            write_result(self.run_dir, result)
         except NoRoomError as error:
             if status == "FINISHED":
                 self._end("FAILED", {"error": str(error)})
@@ -576,7 +567,7 @@ class LaunchedRun:
             if result["run_id"] != self.tracked.run_id:  # the store answered only now
                 result["run_id"] = self.tracked.run_id
                 with contextlib.suppress(NoRoomError):
-                    run_dirs.write_result(self.run_dir, result)
+                    write_result(self.run_dir, result)
         return result
 
     def _log_model(self, result: dict[str, Any]) -> None:
@@ -636,7 +627,7 @@ class LaunchedRun:
                 self.tracked.tag({"gbactl.warnings": " ".join(result["warnings"])})
         self.tracked.tag({NOTE: self._note(result)})
         page = self._report() if status == "FINISHED" else []
-        paths = (self.run_dir / run_dirs.RESULT, *page, self.run_dir / run_dirs.FAULTS, self.run_dir / AUTO_FILE)
+        paths = (self.run_dir / RESULT, *page, self.run_dir / run_dirs.FAULTS, self.run_dir / AUTO_FILE)
         for artifact in (path for path in paths if path.exists()):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)

@@ -129,7 +129,7 @@ def option_hints(name: str) -> dict[str, Any]:
 
 
 def warning_of_any_options(cfg: ModelConfig, kind: type[Any]) -> str:
-    """Return a warning of options that a constructor takes as **arguments, which may be misspelt; "" without such."""
+    """Return a warning of options that a constructor takes only as **kwargs, which may be misspelt; "" without any."""
     own = [each.name for each in _parameters(kind)]
     if not (taken := [name for name in cfg.options if name not in own]):
         return ""

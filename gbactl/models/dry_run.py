@@ -158,7 +158,7 @@ def _check_batch(
         for (which, leaf), gradient in zip(leaves.items(), found, strict=True):
             hint = "compute the logits from them, too" if leaf is fields else "take it out"
             problem = f"{what} gives no gradient to {which}, which forward does not use; {hint}."
-            require(gradient is not None, problem)
+            require(gradient is not None or not leaf.numel(), problem)  # the rows of data without fields
             finite = gradient is None or bool(torch.isfinite(gradient).all())
             require(finite, f"{what} gives a gradient to {which} that is NaN or infinite.")
     return _warning_of_sigmoid(what, logits)

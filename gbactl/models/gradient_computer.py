@@ -114,7 +114,8 @@ class GradientComputer:
         of_lists = [each.requires_grad_() for each, _ in lists]
         logits = self.logits(_tensor(numeric), rows, lists)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, _tensor(labels))
-        of_rows, *others = torch.autograd.grad(loss, (rows, *of_lists, *self.flat.parameters))
+        leaves, bare = (rows, *of_lists, *self.flat.parameters), not rows.numel()  # data without fields
+        of_rows, *others = torch.autograd.grad(loss, leaves, materialize_grads=bare)
         self.of_raw, of_dense = [each.numpy() for each in others[: len(lists)]], others[len(lists) :]
         self.flat.keep_gradients(tuple(of_dense))
         self.ranked = ranked_pairs(labels, logits.detach().numpy())

@@ -46,7 +46,7 @@ def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
     coordinator.send(Hello("worker", boot.index, ""))
     life = WorkerProcess(hub, coordinator, boot, dataset)
     if cfg.collects:
-        sums = functools.partial(ServerSums, life.client)
+        sums = None if cfg.cluster.lost_worker == "end" else functools.partial(ServerSums, life.client)
         item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
         collective = collective or connect(boot.incarnation > 0, sums, item)
     placements = life.placements(collective)

@@ -68,7 +68,7 @@ class _Workers:
         self.openings, self.step, self.empty, self.granted = policy.openings, policy.step, 0, 0
 
     def run(self) -> None:
-        """Hand out all batches. Raises ConfigError where that does not come to its end, or a decision cannot be."""
+        """Hand out all batches. Raises ConfigError if that does not end, or if a decision is invalid."""
         policy, phase = self.policy, self.phase
         for _ in range(2 if phase.prefetches else 1):
             for worker in phase.workers:

@@ -21,11 +21,6 @@ DECAYS: dict[str, Callable[[float, float], float]] = {  # (staleness beyond iota
 }
 
 
-def weight(decay: str, staleness: int, iota: float, rate: float) -> float:
-    """Compute the weight in [0, 1] of a gradient whose token is `staleness` steps old."""
-    return DECAYS[decay](staleness - iota, rate)
-
-
 @dataclass(frozen=True)
 class GbaOptions(PolicyOptions):
     """Options of `gba`: `decay` of weights past `iota` steps of staleness, at `decay_rate`; `divisor` of a step.
@@ -58,9 +53,9 @@ class GbaPolicy(BufferedPolicy):
         return self.options.divisor == "accepted"
 
     def factor(self, token_staleness: int) -> float:
-        """Compute the weight of a gradient from its token staleness, with the configured decay."""
+        """Compute the weight of a gradient, from 0 to 1, from its token staleness, with the configured decay."""
         o = self.options
-        return weight(o.decay, token_staleness, o.iota, o.decay_rate)
+        return DECAYS[o.decay](token_staleness - o.iota, o.decay_rate)
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
         """Compute row weights for staleness 0 to token staleness with row_staleness=row; else return ()."""

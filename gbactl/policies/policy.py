@@ -330,7 +330,7 @@ class Policy(ABC):
 
 
 def refusal(samples: int) -> str:
-    """Describe what a policy does that refuses every worker although `samples` are left, and nothing is in flight."""
+    """Describe the error of a policy that refuses every worker while `samples` are left and nothing is in flight."""
     return (
         f"grants no worker a batch, although {samples:,} samples are left and no gradient is on its way; let take "
         "return a Grant, or raise self.openings when a refused worker may ask again"

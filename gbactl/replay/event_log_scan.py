@@ -114,8 +114,8 @@ def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
     replicas = [mode.name for mode in modes if not mode.policy.replayable]
     if replicas:
         raise EventLogError(
-            f"A run with phases of mode={replicas[0]} cannot be replayed: its replicas meet when they meet. Its "
-            f"accounting and checksums in result.json check it instead; runs of {_replayed()} can be replayed."
+            f"A run with phases of mode={replicas[0]} cannot be replayed: replicas are exchanged at no fixed steps. "
+            f"Its accounting and checksums in result.json check it instead; runs of {_replayed()} can be replayed."
         )
     known = not run.engine.real or run.collective.name == "shm" or run.processes <= 2
     summed = [mode.name for mode in modes if mode.policy.collective]
@@ -176,7 +176,7 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
     elif record.kind == event_log.DENSE_LOST:
         raise EventLogError(
             f"{recording.path} is that of a run in which a worker died with dense parts of step {fields.get('step')}; "
-            "such a run cannot be replayed: which buckets of them had been summed before is not known."
+            "such a run cannot be replayed: it is not known which of them had been summed before."
         )
     elif record.kind == event_log.END:
         if fields.get("step") != recording.steps:

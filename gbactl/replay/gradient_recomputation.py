@@ -24,7 +24,7 @@ from gbactl.data.dataset import Dataset
 from gbactl.kernels import codec_of
 from gbactl.kernels.base import Floats, Ints
 from gbactl.kernels.half_precision import round_here, rounded
-from gbactl.policies import Step
+from gbactl.policies.policy import Step
 from gbactl.simulation.gradient_compute import SharedCompute, answer_of, set_answer
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard

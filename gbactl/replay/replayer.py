@@ -21,7 +21,7 @@ from gbactl.coordinator.training_phase import (
 from gbactl.data.dataset import Dataset, Progress
 from gbactl.errors import EventLogError
 from gbactl.hashes_and_random_numbers import MODULUS
-from gbactl.policies import Ledger, Step
+from gbactl.policies.policy import Ledger, Step
 from gbactl.replay.event_log_scan import PhaseRecord, Recording
 from gbactl.replay.gradient_recomputation import CapturedValues, GradientRecomputer, ReplayedReplica
 from gbactl.store.gradient_slice import StepOrder

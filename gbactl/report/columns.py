@@ -25,7 +25,7 @@ class Column:
     thousands: bool = False
 
     def write(self, value: float, sign: str = "") -> str:
-        """Format one number as the column shows it; `sign`: "+" for that of a positive number, too."""
+        """Format one number as the column shows it; `sign`: "+" to write the sign of positive numbers, too."""
         kind = ".6g" if self.digits is None else f"{',' if self.thousands else ''}.{self.digits}f"
         return f"{value:{sign}z{kind}}"
 

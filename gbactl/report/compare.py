@@ -181,7 +181,7 @@ def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
 
 
 def _of_label(label: str, columns: Sequence[Column], named: Set[str]) -> str:
-    """Say that all columns are of one round, except those that only the whole run has; `named`: all metrics."""
+    """Write that all columns are of one round, except those that only the whole run has; `named`: all metrics."""
     of_rounds = {"decayed_percent", *(name.partition("/")[0] for name in named if name.endswith(f"/{label}"))}
     whole = [column.title for column in columns if not of_rounds & set(column.metrics)]
     but = f"; of the whole run: {', '.join(whole)}" if whole else ""
@@ -380,7 +380,7 @@ def _rate(pairs: Pairs) -> Difference | None:
 
 
 def _compared_with(pairs: Pairs, line: Line, reference: Line, compared: Column) -> list[str]:
-    """Describe which pairs of a line mix code versions, and a baseline of which the line is compared with a part."""
+    """Describe pairs that mix code versions, and which of the baseline's runs are in pairs, unless these are all."""
     said, name = list[str](), reference.key[0]
     versions = [{run.code for run in (*theirs, *ours)} - {""} for theirs, ours in pairs.both]
     if several := [each for each in versions if len(each) > 1]:

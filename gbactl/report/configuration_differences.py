@@ -106,7 +106,7 @@ def _collects(mode: str) -> bool:
     return mode not in names() or policy_class(mode).collective
 
 
-def configuration(run: Run, free: Iterable[str] = ()) -> Configuration:
+def configuration(run: Run, free: Iterable[str]) -> Configuration:
     """Return the parameters that can change a run's result; keys or prefixes in `free` may differ and are left out."""
     return frozenset(without(settings(run), free).items())
 

@@ -61,7 +61,7 @@ class Scale:
         return [(1.0, ours / theirs) for theirs, ours in pairs] if self.relative else list(pairs)
 
     def write(self, value: float, sign: str = "") -> str:
-        """Format an amount on this scale; `sign`: "+" for that of a positive number, too."""
+        """Format a number on this scale; `sign`: "+" to write the sign of positive numbers, too."""
         return f"{100 * value:{sign}z.1f} %" if self.relative else self.column.write(value, sign)
 
     def write_margin(self) -> str:

@@ -269,7 +269,7 @@ def _times(report: Report) -> list[Row]:
 
 
 def _bytes(drawn: Mapping[str, Sequence[Curves]], kinds: Sequence[str]) -> list[Row]:
-    """Make a bar of a part for each kind of bytes, the first part the darkest."""
+    """Make one stacked bar for each group, with a part for each kind of bytes; the first part is the darkest."""
     made = []
     for name, runs in drawn.items():
         known = [run.bytes_per_sample for run in runs if run.bytes_per_sample]
@@ -287,8 +287,10 @@ def _phases(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
     for name, runs in drawn.items():
         if runs and (shares := phase_shares(runs[0].time)):
             since = runs[0].time.get("since_second")
-            part = f"times since second {since:.0f} of the run" if since else ""
-            said = filter(None, (f"{name}, seed {runs[0].seed}", part, slow_sentence(runs[0].time)))
+            begin = f"since second {since:.0f} of the run" if since else ""
+            slow = slow_sentence(runs[0].time)
+            part = f"times {begin}" if begin and begin not in slow else ""
+            said = filter(None, (f"{name}, seed {runs[0].seed}", part, slow))
             made.append(charts.heat_map(": ".join(said), shares))
     return made
 

@@ -204,8 +204,8 @@ def sentences(report: Report) -> list[str]:
         )
     if report.failures:
         said.append(
-            "failed: what became of a process; seconds from the failure (from when it was noticed, where it was not "
-            "injected) until it was noticed, until another was ready in its place, until that one's first gradient."
+            "failed: kind of a process's failure; seconds from the failure (if it was not injected, from the process's "
+            "last message) until it was noticed, until a successor was ready, until the successor did useful work."
         )
     if report.times:
         said.append(
@@ -426,15 +426,10 @@ def csv(report: Report) -> str:
     for group in report.groups:
         first, last = (group.n, *_interval(group.difference)), (*_verdict(group), *_interval(group.rate)[:2])
         writer.writerow([*group.key, *first, *_numbers(group.stats, metrics), group.marks, *last])
-    if report.slowdowns:
-        out.write("\n")
-        _slowdowns(report, writer)
-    if report.failures:
-        out.write("\n")
-        _failures(report, writer)
-    if report.times:
-        out.write("\n")
-        _times(report, writer)
+    for lines, write in ((report.slowdowns, _slowdowns), (report.failures, _failures), (report.times, _times)):
+        if lines:
+            out.write("\n")
+            write(report, writer)
     return out.getvalue()
 
 
@@ -464,7 +459,7 @@ def _failures(report: Report, writer: Any) -> None:
 
 
 def _interval(found: Difference | None) -> list[object]:
-    """Return mean, half of the interval and number of pairs."""
+    """Return the mean difference, half the width of its interval, and the number of pairs."""
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
 
 

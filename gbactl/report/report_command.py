@@ -44,6 +44,7 @@ from gbactl.tracking.mlflow_connection import (
     sqlite_path,
     tracking_uri,
 )
+from gbactl.tracking.result_file import RESULT
 from gbactl.tracking.run_description import MODE_TAG
 
 Say = Callable[[str], None]
@@ -133,7 +134,7 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     import yaml
 
     try:
-        result = dict(json.loads((path / "result.json").read_text(encoding="utf-8")))
+        result = dict(json.loads((path / RESULT).read_text(encoding="utf-8")))
         config = dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
         began = (path / "config.yaml").stat().st_mtime_ns // 1_000_000
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
@@ -212,13 +213,13 @@ def read_curves(
 def _result(client: Any, run_id: str, folder: Path) -> dict[str, Any] | None:
     folder.mkdir()
     try:
-        path = client.download_artifacts(run_id, "result.json", str(folder))
+        path = client.download_artifacts(run_id, RESULT, str(folder))
         return dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except Exception:  # whatever the artifact store raises, the table is printed without this run's curve
         return None
 
 
-def renew_sweep(uri: str, run_id: str, figures: bool = True) -> None:
+def renew_sweep(uri: str, run_id: str, figures: bool) -> None:
     """Compare the finished children of a sweep's run, and write note, report, figures and verdicts to it in MLflow.
 
     Nothing is written where none has finished. Without `figures`, which take about a second, note and verdicts alone
@@ -243,18 +244,31 @@ def sweep_table(uri: str, run_id: str) -> str:
     """Compare the finished children of a sweep's run in a table for standard output; "" where none has finished.
 
     Raises TrackingError."""
-    _, made = _of_children(uri, run_id)
+    return _table(_of_children(uri, run_id)[1])
+
+
+def directories_table(paths: Sequence[Path]) -> str:
+    """Compare runs by their directories as `sweep_table` does. Raises UsageError where their files cannot be read."""
+    return _table(_compared([run_at(path)[0] for path in paths]))
+
+
+def _table(made: Report | None) -> str:
     return "" if made is None else for_stdout(text(made, *on_terminal()))
 
 
 def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:
-    """Read the finished children of a run and compare them; None where none can be compared.
+    """Read the finished children of a run and compare them."""
+    runs = read_children(uri, run_id)
+    return runs, _compared(runs)
+
+
+def _compared(runs: Sequence[Run]) -> Report | None:
+    """Compare the runs of a sweep; None where none can be compared.
 
     Of runs that all go on from a base the last round alone is compared, since other figures are of the base's too."""
-    runs = read_children(uri, run_id)
     label = last_round(runs) if all(ORIGIN in run.tags for run in runs) else None
     made = compare(runs, label=label) if runs else None
-    return runs, made if made is not None and made.groups else None
+    return made if made is not None and made.groups else None
 
 
 def _verdict_words(made: Report) -> dict[str, str]:

@@ -332,7 +332,7 @@ class Server:
 
 
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
-    """Load a shard's newest checkpoint, else that from which its run `resumed`; return its step, or BEGINNING."""
+    """Load the newest checkpoint, or else that from which the run `resumed`; return its step (BEGINNING: none)."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))
     if found is not None:
         return found.step

@@ -236,7 +236,7 @@ class ReplicatedDense(DensePlacement):
             worker.host.cores.run(seconds, worker.free_thread)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """Dense parameters and optimizer state after step `after`, if that is the present step."""
+        """Pack parameters and optimizer state as of exactly `after` steps (ReplicatedSteps.packed)."""
         return self.steps.packed(self.block, after)
 
     def checksum(self) -> tuple[str, str]:

@@ -319,7 +319,7 @@ TICK = 1e-5  # seconds a round takes at least
 
 
 class RingRounds:
-    """Rounds of an all-reduce in a ring. Sums are in rank order, and include a rank that failed after it had joined."""
+    """Rounds of a ring all-reduce, summed in rank order; the vector of a rank that fails after joining still counts."""
 
     def __init__(self, ring: SimulatedRing) -> None:
         self.ring = ring

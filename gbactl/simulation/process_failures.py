@@ -150,7 +150,7 @@ class CoordinatorFailures:
         """Check that no server failed at the same time: a failover needs all servers (see Failover.gather)."""
         shard, when = self.server_lost
         if when == self.cluster.events.now:
-            raise ClusterError(f"S{shard} did not come back when another coordinator took over.")
+            raise ClusterError(f"S{shard} failed at the same time as the coordinator, which the run cannot survive.")
 
     def _begin_failover(self) -> None:
         """Start the failover, which waits for silent workers for `hang_seconds`."""

@@ -59,7 +59,6 @@ from gbactl.worker.worker_core import (
     DenseTransfer,
     PullRows,
     Question,
-    ReleaseFrames,
     TellCoordinator,
     WorkerCore,
 )
@@ -79,12 +78,8 @@ class DenseTransfers:
 
     def fetch(self, then: Callable[[list[State]], None]) -> None:
         """Fetch the dense state of all shards; call `then` with the list of states."""
-
-        def all_received() -> None:
-            found = self._transfer.take_received().values()
-            then([(state.step, frame.payload.view(np.float32)) for state, frame in found])
-
-        self._begin({shard: (GetDense(), None) for shard in self.servers}, all_received)
+        ask = (GetDense(), None)
+        self._begin(dict.fromkeys(self.servers, ask), lambda: then([*self._transfer.take_received().values()]))
 
     def give(
         self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | AddReplica] = PutDense
@@ -103,7 +98,7 @@ class DenseTransfers:
 
     def on_answer(self, shard: int, message: DenseState | Ack, frame: Frame) -> None:
         """Record a server's answer: the dense state that it was asked for, or that it has received one."""
-        self._transfer.on_answer(shard, (message, frame) if isinstance(message, DenseState) else None)
+        self._transfer.on_answer(shard, message, frame)
         if self._transfer.done:
             self._then()
 
@@ -142,7 +137,7 @@ class DensePlacement:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """Dense parameters and optimizer state after step `after`; here NOT_HERE, as no worker holds any."""
+        """Pack parameters and optimizer state as of `after` steps; here NOT_HERE, as no worker holds any."""
         return NOT_HERE
 
     def leave(self) -> None:
@@ -306,8 +301,6 @@ class VirtualWorker:
                 command.item.became_next_at = self.shared.events.now
                 if not command.item.pulled:  # otherwise it begins when its rows have arrived
                     self.shared.placements.now.resume(self)
-            elif type(command) is ReleaseFrames:
-                command.item.release()
             else:
                 if type(command) is BatchComplete:
                     self.shared.placements.now.resume(self)

@@ -61,13 +61,11 @@ class ShardSpec:
         return self.shards if self.dense_shards is None else self.dense_shards
 
     def check(self) -> None:
-        """Raise ConfigError for a shard that cannot be; a configuration's values are checked where it is read."""
-        if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
-            raise ConfigError(f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be.")
+        """Raise ConfigError for more rows than all can be stepped every time."""
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
             raise ConfigError(
-                f"optim.row_l2=all steps every row every time and a server would hold {self.local_rows:,}; "
-                f"type optim.row_l2=touched, or use servers enough for {MOST_ROWS_FOR_ALL:,} rows each."
+                f"optim.row_l2=all updates every row in every step, and a server would hold {self.local_rows:,} rows; "
+                f"type optim.row_l2=touched, or so many cluster.servers that each holds {MOST_ROWS_FOR_ALL:,} at most."
             )
 
 

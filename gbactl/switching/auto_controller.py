@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from gbactl.checked_dataclasses import Bounds, Interval, Seconds
-from gbactl.policies import Policy
+from gbactl.policies.policy import Policy
 
 SYNC, GBA = "sync", "gba"
 MODES = (SYNC, GBA)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gbactl.errors import ConfigError
-from gbactl.policies import Policy
+from gbactl.policies.policy import Policy
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gbactl.atomic_files import replacing
-from gbactl.errors import TrackingError
+from gbactl.errors import NoRoomError, TrackingError
 from gbactl.tracking.mlflow_connection import absolute, connect, ensure_store, experiment_id, sqlite_path
+from gbactl.tracking.result_file import read_result, write_result
 from gbactl.tracking.run_description import CONTEXT
 
 if TYPE_CHECKING:
@@ -359,20 +359,11 @@ def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: MlflowSender
         delivery.push()
     except Exception as error:
         raise TrackingError(f"{where} did not take the run ({error}); it is kept, type the same again.") from error
-    _tell_result(run_dir, str(delivery.run_id))
+    result = read_result(run_dir)  # by its run_id the run is resumed, shown and found: until now perhaps a local id
+    if result and result.get("run_id") != delivery.run_id:
+        with suppress(OSError, NoRoomError):
+            write_result(run_dir, {**result, "run_id": delivery.run_id})
     return SendResult(where, str(delivery.run_id), len(contents.records) - contents.sent)
-
-
-def _tell_result(run_dir: Path, run_id: str) -> None:
-    """Write the store's id of a run into its result.json, by which the run is resumed, shown and found.
-
-    A run whose store did not answer has a local id there."""
-    path = run_dir / "result.json"
-    with suppress(OSError, ValueError):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if result.get("run_id") != run_id:
-            with replacing(path) as partial:
-                partial.write_text(json.dumps({**result, "run_id": run_id}, indent=2) + "\n", encoding="utf-8")
 
 
 def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> None:
@@ -386,10 +377,7 @@ def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> Non
 
 def status_of(run_dir: Path) -> str:
     """Return the status in a run's result.json; KILLED where there is no result."""
-    try:
-        status = json.loads((run_dir / "result.json").read_text(encoding="utf-8")).get("status")
-    except (OSError, ValueError):
-        return "KILLED"
+    status = read_result(run_dir).get("status")
     return status if status in ("FINISHED", "FAILED", "KILLED") else "KILLED"
 
 

@@ -1,8 +1,9 @@
 """Metrics of a run as they are logged to MLflow: their names there, and the final ones with the final tags.
 
-Names are in groups: train/, eval/, staleness/, wire/, recovery/, rounds/; five have none. Within gbactl and in older
-runs a metric has a plain name, for a process or a round with a label: wire_shared_memory, worker_batches/W0,
-auc/day 3. The MLflow UI draws one section for each group.
+Names are in groups: train/, eval/, staleness/, wire/, recovery/, rounds/; five have none. system/, advise/ and replay/
+are the groups of metrics that are logged with their prefix. Within gbactl and in older runs a metric has a plain name,
+for a process or a round with a label: wire_shared_memory, worker_batches/W0, auc/day 3. The MLflow UI draws one section
+for each group.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -235,22 +237,21 @@ def versions() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def tags_of(
-    config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None, source: str = "gbactl train"
-) -> dict[str, str]:
-    """Return the MLflow tags of a run: user, source, git commit, versions, data fingerprint, host, configuration hash.
+def tags_of(config: Mapping[str, Any], fingerprint: str | None, source: str) -> dict[str, str]:
+    """Return the MLflow tags of a run: user, source, git commit, versions, data fingerprint, host, hash, start time.
 
-    `config` is nested; its tracking.tags win over all others. `folder`: the working tree whose commit is logged
-    (default: the current folder). `source`: the command.
+    `config` is nested; its tracking.tags win over all others. The commit is that of the current folder. `source`: the
+    command.
     """
     tags = {
         "mlflow.user": user(),
         "mlflow.source.name": source,
         "mlflow.source.type": "LOCAL",
         "gbactl.config_hash": config_hash(config),
+        "gbactl.time": datetime.now(UTC).isoformat(timespec="seconds"),
         "gbactl.host": platform.node(),
         **{f"gbactl.version.{name}": version for name, version in versions().items()},
-        **git_tags(folder or Path.cwd()),
+        **git_tags(Path.cwd()),
     }
     if fingerprint:
         tags["gbactl.data_fingerprint"] = fingerprint

@@ -167,7 +167,7 @@ the mode on its way. A sweep is a parent run: its page compares its runs, with a
 
 
 def _docs() -> str:
-    """Return a link to the page on runs in MLflow; its file where the package names no address of its documentation."""
+    """Return a link to the page "Compare runs in MLflow", or its file name if the package has no documentation URL."""
     with suppress(metadata.PackageNotFoundError):
         urls = dict(text.split(", ", 1) for text in metadata.metadata("gbactl").get_all("Project-URL", []))
         if "Documentation" in urls:
@@ -324,13 +324,15 @@ def log_comparison_of_children(uri: str, run_id: str, found: str, table: str, ve
 
 
 def log_linked_run(uri: str, parent: str, kind: str, note: str, status: str, metrics: Mapping[str, float]) -> None:
-    """Log a finished run as a child of the run that it is about, as "replay of gba s1". Raises TrackingError."""
+    """Log a finished run as a child of the run that it is about, as "replay of gba s1". Raises TrackingError.
+
+    The metrics are logged in a group of that name."""
     client = connect(uri)
     of = client.get_run(parent)
     tags = {PARENT: parent, RUN_KIND: kind, NOTE: note, "mlflow.user": user(), "mlflow.source.name": f"gbactl {kind}"}
     made = client.create_run(of.info.experiment_id, run_name=f"{kind} of {of.info.run_name}", tags=tags).info.run_id
     for name, value in metrics.items():
-        client.log_metric(made, name, value)
+        client.log_metric(made, f"{kind}/{name}", value)
     client.set_terminated(made, status)
 
 

@@ -6,7 +6,6 @@ this machine while a run goes on.
 
 from __future__ import annotations
 
-import logging
 import queue
 import re
 import threading
@@ -68,8 +67,8 @@ class TrackedRun:
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         run_dir: Path,
+        warn: Callable[[str], None],
         sender: MlflowSender | None = None,
-        warn: Callable[[str], None] | None = None,
         resumed: str | None = None,
         beside: Callable[[str], None] | None = None,
         datasets: Sequence[Mapping[str, str]] = (),
@@ -84,7 +83,7 @@ class TrackedRun:
         self._uri, self._run_dir = uri, Path(run_dir)
         self._local_id = uuid.uuid4().hex
         self._beside, self._datasets = beside, datasets
-        self._warn = warn or logging.getLogger("gbactl.tracking").warning
+        self._warn = warn
         self._lock = FileLock(self._run_dir / LOCK_NAME, thread_local=False)
         self._lock.acquire(timeout=5)
         backlog = Backlog(self._run_dir)

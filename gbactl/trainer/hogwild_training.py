@@ -1,4 +1,4 @@
-"""Dense placement of a trainer: its own replica, trained by Hogwild threads and exchanged with other replicas.
+"""Dense placement of a trainer: a replica that its Hogwild threads train and that it exchanges with other trainers.
 
 Nothing is allocated before a phase needs it; then: the replica with its optimizer state, a gradient per thread, two
 vectors for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers' vector: the centre, or

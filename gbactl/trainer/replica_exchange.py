@@ -37,7 +37,7 @@ from typing import ClassVar
 import numpy as np
 
 from gbactl.averaging_rules import AveragingRule
-from gbactl.collective.base import Collective, all_reduce_sum
+from gbactl.collective.base import Collective
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec, round_here
@@ -151,7 +151,7 @@ class AveragingRounds(AveragingRound):
     def exchange_once(self, leaving: bool) -> bool:
         """Do one round (`leaving`: this trainer is done); return whether it was the last. Raises GbactlError."""
         began = self.now()
-        all_reduce_sum(self.collective, self.NAME, self.fill(leaving))
+        self.collective.wait(self.collective.start(self.NAME, self.fill(leaving)))
         return self.apply(began)
 
 

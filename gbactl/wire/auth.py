@@ -42,6 +42,7 @@ ROLES = ("launcher", "coordinator", "server", "worker", "control")
 _LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W", "control": "K"}
 STRANGE = "A connection does not show this run's certificate."
 CHANGED = "What a connection carries was changed on its way."
+HUNG_UP = "A connection closed before it proved that it knows this run's key."
 RELAY_BYTES = 1 << 16
 # validity that does not depend on the hosts' clocks
 _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
@@ -138,6 +139,8 @@ class TlsConnection(ssl.SSLSocket):
             super().do_handshake(block)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
+        except ssl.SSLEOFError as error:
+            raise ConnectionResetError(HUNG_UP) from error
         except ssl.SSLError as error:
             raise WireError(STRANGE) from error
 

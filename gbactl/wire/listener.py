@@ -125,9 +125,14 @@ class UnauthenticatedConnection:
     def continue_handshake(self, key: bytes, me: Peer) -> tuple[Peer, SessionKeys] | None:
         """Continue the handshake; return the peer that has proved that it knows the key, or None until then.
 
-        Raises OSError or WireError where the handshake fails."""
+        The listener's first message follows TLS's own handshake, where there is one. Raises OSError or WireError where
+        the handshake fails."""
         try:
-            self.greet()
+            if not self._greeted:
+                if self._encrypted is not None:
+                    self._encrypted.do_handshake()
+                self._greeted = True
+                self.sock.send(auth.greeting(self._nonce))
             while len(self._received) < auth.ANSWER.size:
                 self._received += self.sock.recv(auth.ANSWER.size - len(self._received)) or _closed()
         except BlockingIOError:
@@ -135,17 +140,6 @@ class UnauthenticatedConnection:
         peer, proof, keys = auth.accept(key, self._nonce, self._received, me)
         self.sock.send(proof)
         return peer, keys
-
-    def greet(self) -> None:
-        """Send the listener's first handshake message, after TLS's own handshake where TLS is used.
-
-        Raises BlockingIOError, OSError or WireError."""
-        if self._greeted:
-            return
-        if self._encrypted is not None:
-            self._encrypted.do_handshake()
-        self._greeted = True
-        self.sock.send(auth.greeting(self._nonce))
 
 
 class Admission:
@@ -164,18 +158,18 @@ class Admission:
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, None)
 
-    def accept(self) -> None:
-        """Accept a pending connection and begin its handshake."""
+    def accept(self) -> UnauthenticatedConnection | None:
+        """Accept a pending connection, whose handshake the caller begins; None if it is gone or not allowed."""
         try:
             sock, _ = self.listener.accept()
         except OSError as error:
             if error.errno in FULL:
                 self._on_no_descriptors()
-            return
+            return None
         if not _same_user(sock):
             sock.close()
             self._refuse("A connection of another user of this host.")
-            return
+            return None
         if len(self.unauthenticated) >= self.most:
             self._reject(next(iter(self.unauthenticated)), "A connection gave way to others before it proved itself.")
         try:
@@ -183,14 +177,9 @@ class Admission:
             self._selector.register(connection.sock, selectors.EVENT_READ, connection)
         except OSError:
             sock.close()
-            return
+            return None
         self.unauthenticated[connection] = None
-        try:
-            connection.greet()
-        except BlockingIOError:
-            pass
-        except (OSError, WireError) as error:
-            self._reject(connection, str(error))
+        return connection
 
     def continue_handshake(
         self, connection: UnauthenticatedConnection, key: bytes, me: Peer
@@ -264,7 +253,7 @@ def _same_user(sock: socket.socket) -> bool:
 
 
 def _closed() -> bytes:
-    raise ConnectionResetError("A connection closed before it proved that it knows this run's key.")
+    raise ConnectionResetError(auth.HUNG_UP)
 
 
 class RejectionCounter(Counter[str]):

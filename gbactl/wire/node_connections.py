@@ -137,8 +137,8 @@ class SocketHub:
                     self._serve(entry.data, mask, found)
                 elif isinstance(entry.data, UnauthenticatedConnection):
                     self._continue_handshake(entry.data)
-                elif self.admission is not None:
-                    self.admission.accept()
+                elif self.admission is not None and (accepted := self.admission.accept()) is not None:
+                    self._continue_handshake(accepted)
             for channel in unread:
                 if all(entry.data is not channel for entry, _ in events):
                     self._serve(channel, selectors.EVENT_READ, found)

@@ -108,7 +108,6 @@ class SocketChannel:
         self.sock = sock
         self.peer = peer
         self.closed = False
-        self.attached = False
         self.given_up = False  # the peer does not read: the connection ends
         self.on_want_write: Callable[[SocketChannel], None] = lambda _: None
         self.on_close: Callable[[SocketChannel], None] = lambda _: None
@@ -124,8 +123,7 @@ class SocketChannel:
         self._start = self._end = self._read_budget = 0
         self._low_water = 1
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
-        self._layout: shared_memory.SegmentLayout | None = None
-        self._memory: mmap.mmap | None = None
+        self._offered: tuple[shared_memory.SegmentLayout, mmap.mmap] | None = None
         self._send_slots: list[Bytes] = []
         self._receive_slots: list[Bytes] = []
         self._free_slots: list[int] = []
@@ -138,7 +136,7 @@ class SocketChannel:
     def reserve(self, nbytes: int) -> Bytes:
         """Take a shared-memory slot if the payload is large and one is free, else a pooled buffer."""
         with self._lock:
-            if self.attached and self._free_slots and nbytes > SMALL and nbytes <= self._send_slots[0].size:
+            if self._free_slots and nbytes > SMALL and nbytes <= self._send_slots[0].size:
                 slot = self._free_slots.pop()
                 self._reserved_slots[self._send_slots[slot].ctypes.data] = slot
                 return self._send_slots[slot][:nbytes]
@@ -325,32 +323,30 @@ class SocketChannel:
 
     def offer(self, outgoing: int, incoming: int) -> None:
         """Create a shared-memory segment and offer it to the listener (connector only)."""
-        self._layout, self._memory = shared_memory.create(outgoing, incoming)
-        self._send_raw(ATTACH, pack(self._layout), None)
+        self._offered = shared_memory.create(outgoing, incoming)
+        self._send_raw(ATTACH, pack(self._offered[0]), None)
 
     def _answer_attach(self, descriptor: bytes) -> None:
         layout = _layout(descriptor)
-        self._memory = shared_memory.attach(layout)
-        if self._memory is not None:
-            self._receive_slots, self._send_slots = layout.slots(self._memory)
+        memory = shared_memory.attach(layout)
+        if memory is not None:
+            self._receive_slots, self._send_slots = layout.slots(memory)
             self._free_slots = list(range(len(self._send_slots)))
-        self.attached = self._memory is not None
-        self._send_raw(ATTACHED, pack(self.attached), None)
+        self._send_raw(ATTACHED, pack(memory is not None), None)
 
     def _finish_attach(self, descriptor: bytes) -> None:
-        if self._layout is None or self._memory is None:
+        if self._offered is None:
             raise WireError("A peer answers an offer that was not made.")
-        shared_memory.unlink(self._layout)
+        (layout, memory), self._offered = self._offered, None
+        shared_memory.unlink(layout)
         if descriptor == pack(True):
-            self._send_slots, self._receive_slots = self._layout.slots(self._memory)
+            self._send_slots, self._receive_slots = layout.slots(memory)
             self._free_slots = list(range(len(self._send_slots)))
-            self.attached = True
-        self._layout = None
 
     @property
     def offering(self) -> bool:
         """Whether the peer has not yet answered this end's offer of shared memory."""
-        return self._layout is not None
+        return self._offered is not None
 
     def close(self) -> None:
         """Close the socket; the shared-memory segment is freed with the last reference to it."""
@@ -358,8 +354,8 @@ class SocketChannel:
             if not self.closed:
                 self.closed = True
                 self._out.clear()
-                if self._layout is not None:
-                    shared_memory.unlink(self._layout)
+                if self._offered is not None:
+                    shared_memory.unlink(self._offered[0])
                 self.on_close(self)
                 self.sock.close()
 

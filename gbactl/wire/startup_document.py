@@ -77,7 +77,7 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float
             if isinstance(message, Stop):
                 return None
             if isinstance(message, InstallDense):
-                values = frame.payload.view(np.float32).copy()
+                values = frame.floats()
                 frame.release()
                 channel.send(Ack())
                 dense = DenseSpec(message.params, message.buffers, momentum)

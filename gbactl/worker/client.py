@@ -46,7 +46,6 @@ from gbactl.worker.worker_core import (
     DenseTransfer,
     PullRows,
     Question,
-    ReleaseFrames,
     TellCoordinator,
     WorkerCore,
     push_views,
@@ -171,8 +170,6 @@ class WorkerClient:
             elif type(command) is ComputeNext:
                 command.item.became_next_at = time.perf_counter()
                 self.on_next_batch(command.item.grant.token)
-            elif type(command) is ReleaseFrames:
-                command.item.release()
             else:
                 self._cv.notify_all()
 
@@ -201,16 +198,12 @@ class WorkerClient:
                     dense.write(s, rest)
                 channel.send(push, out)
 
-    def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
-        """Fetch the slices of the dense vector with optimizer state from some shards, as copies.
+    def get_dense(self, shards: Collection[int]) -> dict[int, tuple[int, Floats]]:
+        """Fetch slices of the dense vector with optimizer state: (optimizer steps, values) by shard.
 
         Raises the error that ended the run."""
         self._transfer({shard: (GetDense(), None) for shard in shards})
-        found = self._dense_transfer.take_received()
-        values = {shard: found[shard][1].payload.view(np.float32).copy() for shard in shards}
-        for _, frame in found.values():
-            frame.release()
-        return {shard: (found[shard][0], values[shard]) for shard in shards}
+        return self._dense_transfer.take_received()
 
     def put_dense(self, message: PutDense | AddReplica, parts: Mapping[int, Floats]) -> None:
         """Send some shards their dense slice with its optimizer state, and wait until every shard has stored it."""
@@ -313,11 +306,8 @@ class WorkerClient:
             self._carry_out(self.core.handle(message))
         elif type(message) in self.coordinator_handlers:
             self.coordinator_handlers[type(message)](message)
-        elif isinstance(message, DenseState):
-            self._dense_transfer.on_answer(self._shard_of(shard), (message, frame))
-            self._cv.notify_all()
-        elif isinstance(message, Ack):
-            self._dense_transfer.on_answer(self._shard_of(shard))
+        elif isinstance(message, DenseState | Ack):
+            self._dense_transfer.on_answer(self._shard_of(shard), message, frame)
             self._cv.notify_all()
         elif isinstance(message, ShardRelocated):
             self._relocated(message)
@@ -333,13 +323,18 @@ class WorkerClient:
 
     def _on_closed(self, shard: int | None) -> None:
         """Handle a closed connection: await a server's replacement; raise PeerGoneError if it was the coordinator's."""
-        name = "the coordinator" if shard is None else f"S{shard}"
-        error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:
-            raise error
+            raise self._lost("the coordinator" if shard is None else f"S{shard}")
         self.routes.park(shard)
         self._on_server_failure(shard)
-        self._successor_timers[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
+        self._await_successor(shard)
+
+    def _lost(self, name: str) -> PeerGoneError:
+        return PeerGoneError(f"W{self.index} lost its connection to {name}.")
+
+    def _await_successor(self, shard: int) -> None:
+        """End this worker after `patience` seconds unless it has connected to a shard's new server by then."""
+        self._successor_timers[shard] = timer = threading.Timer(self.patience, self.fail, (self._lost(f"S{shard}"),))
         timer.daemon = True
         timer.start()
 
@@ -360,6 +355,7 @@ class WorkerClient:
         if shard in self._successor_timers:
             self._successor_timers.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:
+            self._await_successor(shard)
             return
         self._carry_out(self.core.repeat_pulls(shard))
         request = self._dense_transfer.message_to_repeat(shard)

@@ -331,8 +331,8 @@ class ShardSlices:
         Raises the error that ended the run."""
         found = self.client.get_dense(self.held)
         with still or nullcontext():
-            for shard, (state, values) in found.items():
-                block.unpack(*self.held[shard], values, state.step)
+            for shard, (step, values) in found.items():
+                block.unpack(*self.held[shard], values, step)
 
     def give(self, block: DenseBlock, how: Callable[[int], PutDense | AddReplica] = PutDense) -> None:
         """Send the servers the slices of the whole vector `block`, and wait until all have them."""

@@ -62,7 +62,6 @@ class Routes:
         self.servers = servers
         self._lock = threading.Lock()
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
-        self._replaced: list[Channel] = []  # kept alive, so that no other channel gets the id of one of them
         self._sent: list[deque[tuple[Push, Channel]]] = [deque(maxlen=REMEMBERED) for _ in servers]
 
     def shard_of(self, channel: Channel) -> int | None:
@@ -108,6 +107,5 @@ class Routes:
             old, self.servers[shard] = self.servers[shard], channel
             self._shard.pop(id(old), None)
             self._shard[id(channel)] = shard
-            self._replaced.append(old)
         old.close()
         return old

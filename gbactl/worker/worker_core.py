@@ -22,6 +22,7 @@ from gbactl.store.dense import DenseBlock
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Abandon,
+    Ack,
     BeginPhase,
     CloseReplicas,
     DenseState,
@@ -120,12 +121,6 @@ class PullRows(NamedTuple):
     index: Any
 
 
-class ReleaseFrames(NamedTuple):
-    """Command: release the received frames of an abandoned batch."""
-
-    item: BatchInProgress
-
-
 class ComputeNext(NamedTuple):
     """Command: a batch was put first in the queue; a thread that waits for an all-reduce may have to compute it."""
 
@@ -142,7 +137,7 @@ class CheckForWork(NamedTuple):
     """Command: wake the compute threads to look for a question, for abandoned batches, or for the end of the run."""
 
 
-Command = TellCoordinator | PullRows | ReleaseFrames | ComputeNext | BatchComplete | CheckForWork
+Command = TellCoordinator | PullRows | ComputeNext | BatchComplete | CheckForWork
 
 
 class WorkerCore:
@@ -225,8 +220,8 @@ class WorkerCore:
         commands: list[Command] = []
         for item in given_up:
             item.abandoned = True
-            if not item.pulled or len(item.answers) == self.servers:
-                commands.append(ReleaseFrames(item))
+            if len(item.answers) == self.servers:
+                item.release()
             commands += self.request_another(item)
         return [*commands, *self.pull_ahead(self.threads - self.computing), CheckForWork()]
 
@@ -305,7 +300,9 @@ class WorkerCore:
         if complete:
             del self.pulls[rows.request]
         if item.abandoned:
-            return [ReleaseFrames(item)] if complete else []
+            if complete:
+                item.release()
+            return []
         if rows.dense:
             self.have_dense[shard] = rows.version
         item.row_versions[shard], item.dense_versions[shard] = rows.version, self.have_dense[shard]
@@ -335,7 +332,7 @@ class WorkerCore:
 
     def must_answer(self) -> bool:
         """Whether to answer a question of the coordinator now: all batches granted before the question are done."""
-        return bool(self.questions) and not self.computing and self._question_due()
+        return not self.computing and self._question_due()
 
     def _question_due(self) -> bool:
         """Whether the coordinator's oldest open question must be answered before the next batch is started."""
@@ -385,7 +382,7 @@ class DenseTransfer:
     """Transfer of dense slices from or to the servers: open requests and received slices. One transfer at a time."""
 
     def __init__(self) -> None:
-        self._states: dict[int, tuple[DenseState, Frame]] = {}
+        self._states: dict[int, tuple[int, Floats]] = {}
         self._requests: dict[int, tuple[Any, Bytes | None]] = {}
 
     def begin(self, requests: Mapping[int, tuple[Any, Bytes | None]]) -> None:
@@ -397,18 +394,19 @@ class DenseTransfer:
         """Whether all shards have answered."""
         return not self._requests
 
-    def on_answer(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
-        """Record a shard's answer: an acknowledgement, or its slice in `state`."""
+    def on_answer(self, shard: int, message: DenseState | Ack, frame: Frame) -> None:
+        """Record a shard's answer: an acknowledgement, or its slice, which is copied."""
         self._requests.pop(shard, None)
-        if state is not None:
-            self._states[shard] = state
+        if isinstance(message, DenseState):
+            self._states[shard] = message.step, frame.floats()
+        frame.release()
 
     def message_to_repeat(self, shard: int) -> tuple[Any, Bytes | None] | None:
         """Return the message to repeat to a failed server's replacement; None if the shard had already answered."""
         return self._requests.get(shard)
 
-    def take_received(self) -> dict[int, tuple[DenseState, Frame]]:
-        """Return and clear the received slices by shard; the caller has to release their frames."""
+    def take_received(self) -> dict[int, tuple[int, Floats]]:
+        """Return and clear the received slices by shard: the optimizer's step count, and the values with its state."""
         states, self._states = self._states, {}
         return dict(sorted(states.items()))
 

@@ -21,7 +21,7 @@ import pytest
 import gbactl
 from gbactl.checkpoint.folder import MANIFEST
 from tests.support.commands import ROOT
-from tests.support.pages import commands
+from tests.support.pages import commands, text_of
 from tests.support.processes import Launcher, wait_for
 from tests.support.slow import slow
 
@@ -124,6 +124,21 @@ def test_a_model_of_a_package_trains_by_its_file_and_by_its_target_alone(own: La
     train, bare = commands("docs/tutorials/add-a-model.md", "additions")
     trained, named = result_of(train, own, UNTRACKED), result_of(bare, own, UNTRACKED)
     assert trained["samples"]["trained"] == named["samples"]["trained"] == 40000
+    assert trained["auc"] > 0.6 and "warnings" not in trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "target"),
+    [("fuxictr", "fuxictr_dcnv2.FuxiDCNv2"), ("torchrec", "torchrec_dcnv2.TorchRecDCNv2")],
+)
+def test_a_model_of_a_librarys_layers_trains(own: Launcher, library: str, target: str) -> None:
+    pytest.importorskip(library)
+    assert f"model.target=click_parts.{target}" in text_of("docs/tutorials/add-a-model.md")
+    _, bare = commands("docs/tutorials/add-a-model.md", "additions")
+    cross = "model.target=click_parts.cross.Cross"
+    trained = result_of(bare.replace(cross, f"model.target=click_parts.{target}"), own, UNTRACKED)
+    assert cross in bare and trained["samples"]["trained"] == 40000
     assert trained["auc"] > 0.6 and "warnings" not in trained
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
 from tests.support.commands import run
+from tests.support.metric_groups import is_grouped
 from tests.support.processes import environment, wait_for
 from tests.support.typed import Typist
 
@@ -59,8 +60,9 @@ def test_it_names_a_mode_and_logs_its_simulations(tmp_path: Path, shared_cache: 
     children = [each for each in runs if each.data.tags.get("mlflow.parentRunId") == told["run_id"]]
     assert len(runs) == 5 and len(children) == 4 and {each.info.status for each in runs} == {"FINISHED"}
     parent = client.get_run(told["run_id"])
-    assert parent.data.tags["gbactl.advice"] == told["sentence"] and "eps_ratio/gba" in parent.data.metrics
-    assert all("auc" in each.data.metrics and "predicted_eps" in each.data.metrics for each in children)
+    assert parent.data.tags["gbactl.advice"] == told["sentence"] and "advise/eps_ratio gba" in parent.data.metrics
+    assert all("auc" in each.data.metrics and "advise/predicted_eps" in each.data.metrics for each in children)
+    assert all(is_grouped(name) for each in (parent, *children) for name in each.data.metrics)
     cells = {each.data.tags["gbactl.cell"] for each in children}
     assert len(cells) == 4 and len({cell.partition("-")[2] for cell in cells}) == 1, "one subset, one code version"
 

@@ -46,7 +46,7 @@ def test_a_machine_is_measured_and_its_model_used(tmp_path: Path) -> None:
     process = start(tmp_path, tmp_path / "cache", *calibrate)
     code, out, err = finish(process, 280)
     if code == 1:  # a busy machine may defeat it, and then it says so
-        assert "Nothing sensible came out" in err
+        assert "The fit is too inexact" in err
         pytest.skip("the machine is too busy to be measured")
     assert code == 0, err
     told = json.loads(out.splitlines()[-1])

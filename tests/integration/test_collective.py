@@ -21,7 +21,7 @@ from gbactl.collective import open_rendezvous
 from gbactl.collective.base import Rendezvous, sum_in_rank_order
 from gbactl.collective.gloo import interface_of
 from gbactl.collective.horovod import MOST_VISITORS
-from gbactl.errors import ClusterError, ConfigError
+from gbactl.errors import ClusterError
 from gbactl.kernels import codec_of
 from gbactl.kernels.half_precision import rounded
 from tests.integration.collective_worker import main
@@ -181,7 +181,7 @@ def test_idle_strangers_hold_nobody_up(meeting_of) -> None:
             if number % 2:
                 stranger.sendall(b"GET /sec")
         assert ask(meeting.port, "PUT", f"/{meeting.secret}:{meeting.port}/global/key", b"value") == 200
-        assert len(meeting.visitors) <= MOST_VISITORS
+        assert len(meeting.visitors._deadlines) <= MOST_VISITORS
         assert threading.active_count() - before <= 2 * MOST_VISITORS
         assert ask(meeting.port, "GET", f"/{meeting.secret}:{meeting.port}/global/key") == 200
 
@@ -218,11 +218,6 @@ def test_two_meetings_share_neither_port_nor_secret_nor_file(meeting_of) -> None
 def test_an_address_of_another_machine_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"203\.0\.113\.7 is no address of this machine"):
         open_rendezvous("gloo", 2, tmp_path, bind="203.0.113.7")
-
-
-def test_an_unknown_name_lists_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="horovod, gloo"):
-        open_rendezvous("nccl", 2, tmp_path)
 
 
 def test_without_horovod_the_sentence_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

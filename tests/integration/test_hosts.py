@@ -365,7 +365,7 @@ def test_the_commands_of_the_tutorial(site_of: Callable[..., Site]) -> None:
     for line in lines:
         words = shlex.split(line)[1:]
         done = site.gbactl(*words, *extra[words[0]], seconds=240)
-        busy = words[0] == "calibrate" and "Nothing sensible came out" in done.stderr  # so it says
+        busy = words[0] == "calibrate" and "The fit is too inexact" in done.stderr  # so it says
         assert done.returncode == 0 or busy, f"{line}\n{done.stderr}"
 
 

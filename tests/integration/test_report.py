@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (run_dir / "result.json").write_text(json.dumps(data))
         (run_dir / "config.yaml").write_text(f"mode: {{name: {mode}}}\nseed: {seed}\n")
         params = {"mode.name": mode, "seed": seed, "run_dir": str(run_dir)}
-        run = TrackedRun(uri, "gbactl", run_dir.name, params, {}, run_dir)
+        run = TrackedRun(uri, "gbactl", run_dir.name, params, {}, run_dir, print)
         run.log(metrics_of(data), step=1, seconds=1.0)
         run.artifact(run_dir / "result.json")
         assert run.finish("FAILED" if seed == 3 else "FINISHED", wait=60) is None

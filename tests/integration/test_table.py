@@ -6,9 +6,11 @@ import csv
 import os
 import random
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sklearn import datasets
 
 from gbactl.data.dataset import DAYS_BY_ROWS
 from tests.support.commands import run as gbactl
@@ -35,8 +37,16 @@ def write_survey(path: Path) -> None:
             )
 
 
-def test_three_commands(tmp_path: Path) -> None:
-    write_survey(tmp_path / "survey.csv")
+def write_cancer(path: Path) -> None:
+    """Breast cancer in Wisconsin, as scikit-learn has it: numbers alone; a header instead of its line of counts."""
+    published = Path(datasets.__file__).parent / "data" / "breast_cancer.csv"
+    header = ",".join([*datasets.load_breast_cancer().feature_names, "benign"])
+    path.write_text("\n".join([header, *published.read_text().splitlines()[1:], ""]))
+
+
+@pytest.mark.parametrize("write", [write_survey, slow(write_cancer)])
+def test_three_commands(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    write(tmp_path / "survey.csv")
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW")}
     environment = {**kept, "GBACTL_CACHE": str(tmp_path / "cache")}
 

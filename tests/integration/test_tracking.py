@@ -23,6 +23,7 @@ from gbactl.launch.supervision import CoordinatorConnection
 from gbactl.tracking.delivery import FILE_NAME, send_backlog
 from gbactl.tracking.mlflow_connection import connect, ensure_store, sqlite_path, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
+from tests.support.metric_groups import is_grouped
 from tests.support.processes import wait_for
 from tests.support.sockets import free_port
 
@@ -36,7 +37,7 @@ run_dir.mkdir()
 (run_dir / "result.json").write_text("{}")
 sys.stdin.readline()
 params = {"mode.name": "gba", "seed": run_dir.name}
-run = TrackedRun(tracking_uri(), "four", run_dir.name, params, {}, run_dir)
+run = TrackedRun(tracking_uri(), "four", run_dir.name, params, {}, run_dir, sys.stderr.write)
 for step in range(20):
     run.log({"auc": step / 20, "eps": 1.0}, step=step, seconds=step)
 run.artifact(run_dir / "result.json")
@@ -272,6 +273,7 @@ def test_a_server_with_a_password_is_killed_and_started_again_while_a_run_goes_o
         whole = client.get_run(found[0].info.run_id)
         assert (whole.info.status, whole.info.run_name) == ("FINISHED", "gba cluster=virtual s0")
         assert {"auc", "eps", "staleness", "train/samples_read"} <= set(whole.data.metrics)
+        assert [name for name in whole.data.metrics if not is_grouped(name)] == []
         assert len(client.get_metric_history(whole.info.run_id, "auc")) >= 4, "no evaluation is lost"
         assert {"config.yaml", "result.json"} <= {file.path for file in client.list_artifacts(whole.info.run_id)}
         assert whole.inputs.dataset_inputs and whole.data.tags["mlflow.note.content"]

@@ -29,8 +29,7 @@ from gbactl.coordinator.training_phase import ApplyStep, step_order
 from gbactl.data.cache import prepare
 from gbactl.data.dataset import open_dataset
 from gbactl.nodes.role_setup import header
-from gbactl.policies import Drop, Grant, Phase, Policy, make
-from gbactl.policies.policy import Decision
+from gbactl.policies.policy import Decision, Drop, Grant, Phase, Policy, make
 from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
 from gbactl.simulation.gradient_compute import answer_of
 from gbactl.store.gradient_slice import StepOrder

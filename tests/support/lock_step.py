@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from gbactl.policies import Decision, Grant
 from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.gba import GbaPolicy
+from gbactl.policies.policy import Decision, Grant
 
 
 class LockStep(BufferedPolicy):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from gbactl.policies import Decision, Drop, Grant, Phase, Policy, PolicyOptions, Step, make
+from gbactl.policies.policy import Decision, Drop, Grant, Phase, Policy, PolicyOptions, Step, make
 
 STRANGER = 10_000
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 from rich.console import Console
 
@@ -138,4 +139,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except pytest.skip.Exception as missing:
+        sys.exit(f"{missing}; type: apt install chromium, and pip install -e '.[browser]'")

@@ -182,6 +182,22 @@ def test_an_engine_whose_host_answers_and_has_other_versions(engine: str, examin
     assert checks["host far"].advice.startswith("install the same version there")
 
 
+@remote
+@pytest.mark.parametrize(
+    ("hosts", "variable", "warned"),
+    [("[far:1,off:1]", "", True), ("[far:1,off:1]", "SBATCH_NO_KILL", False), ("[far:2]", "", False)],
+)
+def test_an_allocation_that_ends_with_a_node_is_noted(
+    hosts: str, variable: str, warned: bool, examined: Examine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "scontrol").symlink_to("/bin/false")  # it shows no batch script
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    _, checks = examined("slurm", "exit 1", f"cluster.hosts={hosts}")
+    notes = [check for check in checks.values() if "--no-kill" in check.found]
+    assert [(check.name, check.essential) for check in notes] == [("note", False)] * warned
+
+
 @pytest.mark.quick(6)
 @remote
 @pytest.mark.parametrize(

@@ -26,16 +26,12 @@ NOT_FIELDS = ("id", "click", "hour")
 LAST_HOUR = 99123123
 
 
-def parse(
-    block: LineBlock, columns: Sequence[str], buckets: int, bad: BadLines
-) -> tuple[Batch, NDArray[np.int64]] | None:
-    """Parse a block's readable lines, with the day (YYMMDD) of each; None if none is readable.
+def parse(block: LineBlock, columns: Sequence[str], buckets: int, bad: BadLines) -> tuple[Batch, NDArray[np.int64]]:
+    """Parse a block's readable lines, with the day (YYMMDD) of each.
 
     `columns`: those that the file's header names; ids are hashed into `buckets` values per field."""
     kinds = {name: pl.Int64 if name in ("click", "hour") else pl.String for name in columns}
     rows = rows_of(block, ",", kinds, bad)
-    if rows is None:
-        return None
     frame, faults = rows.frame, Faults(rows)
     click, hour = whole_numbers(frame["click"]), whole_numbers(frame["hour"])
     faults.record(~click.is_in([0, 1]).fill_null(False), "click", "0 or 1")
@@ -102,7 +98,6 @@ class Avazu:
                 if columns and own != columns:
                     raise DataError(f"{block.path}, line 1: the header differs from the first file's.")
                 columns, fields[:] = own, fields_of(own)
-            found = parse(block, columns, self.buckets, bad) if block.data else None
-            if found is not None:
-                clock.add(found[1], found[1])
-                yield found[0]
+            batch, days = parse(block, columns, self.buckets, bad)
+            clock.add(days, days)
+            yield batch

@@ -44,11 +44,9 @@ def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
     return logs
 
 
-def parse(block: LineBlock, buckets: int, bad: BadLines) -> Batch | None:
-    """Parse a block's readable lines; None if none is readable. Ids are hashed into `buckets` values per field."""
+def parse(block: LineBlock, buckets: int, bad: BadLines) -> Batch:
+    """Parse a block's readable lines. Ids are hashed into `buckets` values per field."""
     rows = rows_of(block, "\t", COLUMNS, bad)
-    if rows is None:
-        return None
     frame, faults = rows.frame, Faults(rows)
     label = whole_numbers(frame["label"])
     faults.record(~label.is_in([0, 1]).fill_null(False), "label", "0 or 1")
@@ -94,9 +92,8 @@ class Criteo:
             rows = np.zeros(len(paths), np.int64)
             for i, block in read_all(paths, progress):
                 chunk = parse(block, self.buckets, bad)
-                if chunk is not None:
-                    rows[i] += len(chunk)
-                    yield chunk
+                rows[i] += len(chunk)
+                yield chunk
             if not rows.all():
                 raise DataError(f"{paths[int(np.argmin(rows))]} has no readable line.")
             ends.extend(np.cumsum(rows).tolist())

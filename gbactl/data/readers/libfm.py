@@ -25,13 +25,11 @@ SPLITS = ("train", "validation", "test")
 LARGEST = 2**31 - 2
 
 
-def parse(block: LineBlock, fields: int, bad: BadLines) -> Batch | None:
-    """Parse a block's readable lines, with `fields` pairs `id:1` each; None if none is readable."""
+def parse(block: LineBlock, fields: int, bad: BadLines) -> Batch:
+    """Parse a block's readable lines, with `fields` pairs `id:1` each."""
     data = block.data.replace(b"\r\n", b"\n").replace(b" \n", b"\n")
     columns: dict[str, type[pl.DataType]] = {"label": pl.Int64, **{f"field{f}": pl.String for f in range(fields)}}
     rows = rows_of(replace(block, data=data), " ", columns, bad)
-    if rows is None:
-        return None
     frame, faults = rows.frame, Faults(rows)
     label = whole_numbers(frame["label"])
     faults.record(~label.is_in([-1, 0, 1]).fill_null(False), "label", "1, 0 or -1")
@@ -78,10 +76,9 @@ class Libfm:
             nonlocal largest
             for i, block in chain([first], blocks):
                 chunk = parse(block, fields, bad)
-                if chunk is not None:
-                    rows[i] += len(chunk)
-                    largest = max(largest, int(chunk.ids.max(initial=0)))
-                    yield chunk
+                rows[i] += len(chunk)
+                largest = max(largest, int(chunk.ids.max(initial=0)))
+                yield chunk
 
         write_all(folder, chunks())
         for path, count in zip(paths, rows, strict=True):

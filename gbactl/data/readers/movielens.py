@@ -30,15 +30,13 @@ COLUMNS: dict[str, type[pl.DataType]] = {"user": pl.Int64, "item": pl.Int64, "ra
 HEADER = b"userId,movieId,rating,timestamp"
 
 
-def parse(block: LineBlock, separator: str, bad: BadLines) -> tuple[Batch, NDArray[np.int64]] | None:
-    """Parse a block's readable lines, with the time of each in seconds since 1970 UTC; None if none is readable.
+def parse(block: LineBlock, separator: str, bad: BadLines) -> tuple[Batch, NDArray[np.int64]]:
+    """Parse a block's readable lines, with the time of each in seconds since 1970 UTC.
 
     The separator is `::`, a tab or a comma."""
     if separator == "::":
         block, separator = replace(block, data=block.data.replace(b"::", b"\t")), "\t"
     rows = rows_of(block, separator, COLUMNS, bad)
-    if rows is None:
-        return None
     frame, faults = rows.frame, Faults(rows)
     numbers = {name: whole_numbers(frame[name]) for name in LIMITS}
     for name, number in numbers.items():
@@ -80,9 +78,7 @@ class Movielens:
         for _, block in read_all(self.sources(), progress):
             if block.first_line == 1:
                 separator, block = _without_header(block)
-            found = parse(block, separator, bad) if block.data else None
-            if found is not None:
-                yield found
+            yield parse(block, separator, bad)
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """Write the cache's arrays, with rows sorted by time."""

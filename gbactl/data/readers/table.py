@@ -44,7 +44,7 @@ from gbactl.data.column_conversion import (
 from gbactl.data.dataset import Batch, Jagged, Progress
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import TextForm, columns_of, read_table
+from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.table_schema import Day, Label, Numeric, Sequence, TableSchema, Time, read_schema
 from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.errors import DataError, require
@@ -108,7 +108,7 @@ class Table:
         rows, parted = 0, set[str]()
         form = TextForm(schema.separator, schema.missing)
         for place, file in enumerate(files):
-            _check_columns(file, columns_of(file, form), schema)
+            _check_columns(file, header_of(file, form)[0], schema)
 
             def report_progress(stage: str, fraction: float, before: int = place) -> None:
                 progress(stage, (before + fraction) / len(files))
@@ -124,9 +124,11 @@ class Table:
                         raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
                 rows += len(batch)
                 yield batch
-            if rows == (ends[-1] if ends else 0):
+            if rows == (ends[-1] if ends else 0) and self.days is None and schema.clock is None:  # each file is a day
                 raise DataError(f"{file} has no readable row below its header.")
             ends.append(rows)
+        if not rows:
+            raise DataError(f"{files[0]} has no readable row below its header.")
         for name in schema.lists:
             if name not in parted:
                 lacking = f"its separator {schema.lists[name].separator!r} is in none of the {rows:,} rows"
@@ -247,7 +249,7 @@ def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults
 
 
 def _like(lost: pl.Series, kind: Numeric) -> str:
-    """Describe a valid cell, with the options of the schema by which some of the unreadable ones would be numbers."""
+    """Describe a valid cell, and the schema options (decimal, thousands) with which unreadable cells become numbers."""
     other = "," if kind.decimal == "." else "."
     ways = {
         "of a decimal comma, the schema says decimal: ','": numbers(lost, ","),

@@ -29,7 +29,7 @@ from gbactl.data.column_conversion import ids_of, numbers
 from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progress, Schema, positions
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.table_files import TextForm, columns_of, read_table
+from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.text_files import BadLines, Faults, Rows, find
 from gbactl.errors import DataError
 
@@ -56,7 +56,7 @@ Ids = NDArray[np.int32]
 
 def _read(file: SourceFile, names: Sequence[str], bad: BadLines, progress: Progress) -> Iterator[Rows]:
     """Iterate over some columns of a file. Raises DataError for a missing one; blanks around a name do not matter."""
-    columns = {name.strip(): name for name in columns_of(file, FORM)}
+    columns = {name.strip(): name for name in header_of(file, FORM)[0]}
     for name in names:
         if name not in columns:
             known = f"its columns are: {', '.join(columns)[:200]}"
@@ -118,7 +118,7 @@ def _price(frame: pl.DataFrame, faults: Faults) -> NDArray[np.float64]:
 
 
 def _keys(user_ids: Integers, seconds: Integers) -> Integers:
-    """Return keys whose numerical order is that by part, then user, then time."""
+    """Return sort keys: by part (user id modulo PARTS), then by user, then by time."""
     keys: Integers = (user_ids % PARTS << 55) | (user_ids // PARTS << 32) | seconds
     return keys
 

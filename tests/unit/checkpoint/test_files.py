@@ -109,14 +109,14 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded(two: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = 150
+    room, pwrite = 150, os.pwrite
 
     def write_at(fd: int, data: memoryview, at: int) -> int:
         if at >= room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return os.pwrite(fd, data[: room - at], at)
+        return pwrite(fd, data[: room - at], at)
 
-    monkeypatch.setattr(tensor_file, "write_at", write_at)
+    monkeypatch.setattr(os, "pwrite", write_at)
     with pytest.raises(OSError, match="No space left"):
         write_tensors(tmp_path / "a.safetensors", TENSORS, {})
     assert list(tmp_path.iterdir()) == []
@@ -127,10 +127,10 @@ def test_a_file_takes_its_room_before_its_first_byte_and_leaves_some(
 ) -> None:
     def write_at(fd: int, data: memoryview, at: int) -> int:
         written.append(os.fstat(fd).st_blocks * 512)
-        return os.pwrite(fd, data, at)
+        return pwrite(fd, data, at)
 
-    written: list[int] = []
-    monkeypatch.setattr(tensor_file, "write_at", write_at)
+    written, pwrite = list[int](), os.pwrite
+    monkeypatch.setattr(os, "pwrite", write_at)
     free = shutil.disk_usage(tmp_path).free
     expected = r"it needs [\d,]+ bytes; [\d,]+ are free there, of which [\d,]+ are kept for"
     with pytest.raises(OSError, match=expected) as told:
@@ -356,7 +356,7 @@ def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
     (tmp_path / ".gone-cut-000000" / "part").mkdir(parents=True)  # whoever took it away was killed
     folder = CheckpointFolder(tmp_path)
     assert folder.next_number() == 6
-    assert folder.keep(1) == ["cut-000000", "cut-000001"]
+    folder.keep(1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"cut-00000{number}" for number in (2, 3, 4, 5)]
     assert folder.newest().last.number == 4
     (tmp_path / "cut-000003" / "S0.safetensors").unlink()
@@ -369,9 +369,9 @@ def test_a_removal_that_failed_is_done_by_the_next_pruning(tmp_path: Path, monke
         save(tmp_path, shards_of(1), number)
     with monkeypatch.context() as dying:
         dying.setattr("gbactl.checkpoint.folder.shutil.rmtree", lambda *_, **__: None)
-        assert folder.keep(1) == ["cut-000001"]
+        folder.keep(1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".gone-cut-000001", "cut-000002"]
-    assert folder.keep(1) == []
+    folder.keep(1)
     assert [path.name for path in tmp_path.iterdir()] == ["cut-000002"]
 
 

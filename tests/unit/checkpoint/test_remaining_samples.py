@@ -14,7 +14,7 @@ from gbactl.checkpoint.remaining_samples import (
     total_samples,
     without_first,
 )
-from gbactl.policies import Drop, Member, Step
+from gbactl.policies.policy import Drop, Member, Step
 
 ranges_ = (
     st.lists(st.integers(0, 60), max_size=8, unique=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gbactl.collective.base import SingleRankCollective, all_reduce_sum, as_array, rank_failed_error
+from gbactl.collective.base import as_array, rank_failed_error
 from gbactl.errors import PeerGoneError
 
 
@@ -17,12 +17,6 @@ from gbactl.errors import PeerGoneError
 def test_what_is_not_a_flat_float32_vector_is_refused(bad: np.ndarray) -> None:
     with pytest.raises(ValueError, match="float32"):
         as_array(bad)
-
-
-def test_one_rank_alone_keeps_its_vector() -> None:
-    flat = np.arange(5, dtype=np.float32)
-    all_reduce_sum(SingleRankCollective(), "x", flat)
-    assert flat.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_broken_all_reduce_is_no_cause_but_the_notice_of_another_rank_s_failure() -> None:

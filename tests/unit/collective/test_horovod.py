@@ -82,7 +82,7 @@ def test_whoever_has_been_there_longest_goes(door: Door) -> None:
     visitors = RequestLimit(door.refuse, most=3)
     for _ in range(5):
         visitors.register(door.visitor())
-    assert len(visitors) == 3 and door.refused == 2
+    assert len(visitors._deadlines) == 3 and door.refused == 2
     assert [door.gone(number) for number in range(5)] == [True, True, False, False, False]
 
 
@@ -90,14 +90,14 @@ def test_time_is_up(door: Door) -> None:
     visitors = RequestLimit(door.refuse, seconds=0.0)
     visitors.register(door.visitor())
     visitors.close_overdue()
-    assert len(visitors) == 0 and door.refused == 1 and door.gone(0)
+    assert len(visitors._deadlines) == 0 and door.refused == 1 and door.gone(0)
 
 
 def test_there_is_time_for_a_request(door: Door) -> None:
     visitors = RequestLimit(door.refuse)
     visitors.register(door.visitor())
     visitors.close_overdue()
-    assert len(visitors) == 1 and door.refused == 0 and not door.gone(0)
+    assert len(visitors._deadlines) == 1 and door.refused == 0 and not door.gone(0)
 
 
 def test_who_has_left_is_not_sent_away(door: Door) -> None:
@@ -107,7 +107,7 @@ def test_who_has_left_is_not_sent_away(door: Door) -> None:
     visitors.unregister(first)
     first.close()
     visitors.register(door.visitor())
-    assert len(visitors) == 1 and door.refused == 0
+    assert len(visitors._deadlines) == 1 and door.refused == 0
     visitors.unregister(first)  # once more: nothing
 
 

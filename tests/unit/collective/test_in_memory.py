@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gbactl.collective.base import OverlappedGradient, all_reduce_sum, bucket_edges, sum_in_rank_order
+from gbactl.collective.base import OverlappedGradient, bucket_edges, sum_in_rank_order
 from gbactl.errors import ClusterError
 from tests.support.in_memory_collective import MemoryGroup
 
@@ -62,8 +62,9 @@ def test_threads_sum_many_rounds_of_many_buckets() -> None:
 def test_a_rank_that_left_is_named() -> None:
     group = MemoryGroup(2, timeout=30)
     group.member(1).close()
+    left = group.member(0)
     with pytest.raises(ClusterError, match="rank 1"):
-        all_reduce_sum(group.member(0), "d", np.zeros(4, np.float32))
+        left.wait(left.start("d", np.zeros(4, np.float32)))
 
 
 def test_a_name_keeps_its_length() -> None:

@@ -52,7 +52,7 @@ def test_without_it_there_is_nothing_to_choose() -> None:
         (["switch.minimum_stay=inf"], r"^switch\.minimum_stay=inf is not a number from 0 to"),
         (["switch.changes={iotta: 5}"], r"^switch=auto: mode=gba has no key iotta"),
         (["switch.changes={local_batch: 7}"], r"^switch=auto: train\.global_batch=2048 is not a multiple"),
-        (["switch.changes={workers: 8}"], r"keeps the workers"),
+        (["switch.changes={workers: 8}"], r"keeps the number of workers; leave workers out"),
         (["switch.changes={prefetch: 7}"], r"^switch=auto: mode\.prefetch=7 is not "),
         (["mode=gba", "train.global_batch=1001", "mode.local_batch=7"], r"^switch=auto: train\.global_batch=1001"),
     ],

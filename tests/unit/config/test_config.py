@@ -101,8 +101,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {"hidden": [64, 0]}}, r"model\.hidden=\[64, 0\] is not a list, each a whole number from 1 to"),
     ({"optim": {"name": "lion"}}, r"optim= one of: sgd, adagrad, rowwise_adagrad, adam"),
     ({"optim": {"lr": 0.0}}, r"^optim\.lr=0\.0 is not a number above 0 and at most 1e\+38; type .*=0\.001\.$"),
+    ({"optim": {"beta2": 1 - 1e-9}}, r"^optim\.beta2=0\.999999999 is not a number from 0 to 0\.999995; type"),
     ({"optim": {"row_l2": "some"}}, r"optim\.row_l2= one of: touched, all"),
     ({"optim": {"schedule": {"name": "step"}}}, r"optim\.schedule\.name= one of: constant, linear"),
+    *(
+        ({"optim": {"schedule": {"name": "cosine", "warmup": most, "total": most}}}, "type a total above the warm-up")
+        for most in (0, 9)
+    ),
     ({"precision": "fp16"}, "precision= one of: fp32, bf16"),
     ({"checkpoint": {"dtype": "fp16"}}, r"checkpoint\.dtype=fp16 is not known; type .* one of: fp32, bf16"),
     ({"train": {"epochs": 0}}, r"train\.epochs=0 is not a whole number from 1 to 2147483647; type"),
@@ -216,7 +221,7 @@ def test_keys_that_do_not_act_are_left_out() -> None:
     assert not {"sparse_divisor", "epochs", "batch_norm_momentum"} & {*found["mode"], *found["train"], *found["model"]}
     assert found["collective"] == whole["collective"] and "pin" in found["cluster"] and "seed" not in found["faults"]
     used: dict[str, Any] = {
-        "cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "full"}, "switch": {"name": "auto"},
+        "cluster": {"name": "virtual", "workers": 2}, "checkpoint": {"name": "cpr_mfu"}, "switch": {"name": "auto"},
         "collective": {"name": "shm"}, "faults": {"plans": [{"kind": "constant", "workers": [1], "factor": 4}]},
     }  # fmt: skip
     config, acting = to_dict(from_dict(used)), effective_keys(from_dict(used))
@@ -249,6 +254,10 @@ def test_keys_that_do_not_act_are_left_out() -> None:
         ("model.batch_norm_momentum", {}, {"model": {"name": "din", "activation": "dice"}}),
         ("data.list_length", {"data": {"name": "synthetic", "lists": 0, "list_length": 10}},
          {"data": {"name": "synthetic", "lists": 1, "list_length": 10}}),
+        *(
+            (f"checkpoint.{key}", {"checkpoint": {"name": name}}, {"checkpoint": {"name": "cpr_mfu"}})
+            for key in ("share", "large_tables", "base_every") for name in ("full", "cpr")
+        ),
         ("train.epochs", {"data": {"name": "synthetic"}},
          {"data": {"name": "libfm", "train": "a", "validation": "b", "test": "c"}}),
     ],

@@ -18,7 +18,7 @@ from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.coordinator.state import Incarnations, JournalState, PhaseState, RunState
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError
-from gbactl.policies import Phase, make
+from gbactl.policies.policy import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (
     AdoptVersion,
@@ -201,7 +201,7 @@ def test_a_failover_does_not_go_on_without_a_server_that_it_lost_while_it_waited
     while until.condition():
         until = waits.send(True)
     assert failover.on_lost(run.members.channels["server", 1])
-    with pytest.raises(ClusterError, match="S1 did not come back"):
+    with pytest.raises(ClusterError, match="S1 did not reconnect"):
         waits.send(False)  # no worker has come either, in the time that there is for it
 
 

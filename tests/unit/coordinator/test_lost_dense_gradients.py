@@ -12,7 +12,7 @@ from gbactl.coordinator.event_log import DENSE_LOST
 from gbactl.coordinator.failure_recovery import LostDenseGradients
 from gbactl.coordinator.state import LostGradientState, decoded, encoded
 from gbactl.errors import WireError
-from gbactl.policies import Phase
+from gbactl.policies.policy import Phase
 from gbactl.wire.messages import SummandsLost
 
 DAY = Phase(310, 32, 96, 0, ())  # 10 batches, the last of 22 samples: 4 steps

@@ -147,7 +147,7 @@ def test_who_dies_on_the_way_leaves_them_where_they_were(of: str) -> None:
 
 def test_between_workers_and_replicas_there_is_no_way_back() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.die(1))
-    with pytest.raises(ClusterError, match=r"^A worker died while the dense parameters were on their way"):
+    with pytest.raises(ClusterError, match=r"^A worker failed while the dense parameters moved from the workers"):
         workers.move("replicas", "workers")
 
 

@@ -32,7 +32,7 @@ from gbactl.coordinator.state import (
 )
 from gbactl.coordinator.statistics import ActivityTimes, SavedStatistics, WorkerRate
 from gbactl.errors import CheckpointError
-from gbactl.policies import Ledger, Phase
+from gbactl.policies.policy import Ledger, Phase
 from gbactl.wire.messages import WAITS
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gbactl.coordinator.replica_phases import curve, sum_of, summary
 from gbactl.coordinator.statistics import MOST_BINS, MOST_WORKERS, ActivityTimes, LossLimit, Statistics, quantiles
 from gbactl.errors import WireError
-from gbactl.policies import Member, Step
+from gbactl.policies.policy import Member, Step
 from gbactl.trainer.trainer_core import ExchangeStatistics
 from gbactl.wire.messages import KIND, ClosedReplicas, unpack
 

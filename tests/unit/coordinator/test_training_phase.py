@@ -21,8 +21,8 @@ from gbactl.coordinator.training_phase import (
     StagedSlices,
     TrainingPhase,
 )
-from gbactl.policies import Drop, Grant, Member, Phase, Step, make
 from gbactl.policies.hop_bw import HopBwOptions
+from gbactl.policies.policy import Drop, Grant, Member, Phase, Step, make
 from tests.support.modes import WITHOUT_REPLICAS
 
 

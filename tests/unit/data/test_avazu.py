@@ -59,9 +59,7 @@ def test_days_labels_and_ids(load: Load, tmp_path: Path, monkeypatch: pytest.Mon
 
 def parsed(lines: Iterable[str], header: str = HEADER) -> Batch:
     block = LineBlock(Path("f"), 1, "".join(line + "\n" for line in lines).encode())
-    found = parse(block, header.split(","), 1000, BadLines(99))
-    none = Batch(np.empty(0, np.uint8), np.empty((0, 0), np.float32), np.empty((0, 0), np.int32))
-    return none if found is None else found[0]
+    return parse(block, header.split(","), 1000, BadLines(99))[0]
 
 
 def test_ids_of_a_text_do_not_depend_on_its_neighbours() -> None:

@@ -178,8 +178,7 @@ def test_the_readable_lines_are_those_of_the_format(rows: list[tuple[str, str, s
         if columns == 40 and label in ("0", "1") and whole and re.fullmatch("[0-9a-f]{0,15}", cell):
             good.append(lines[-1])
     chunk = parse(LineBlock(Path("f"), 1, "".join(line + "\n" for line in lines).encode()), 100, BadLines(99))
-    assert (0 if chunk is None else len(chunk)) == len(good)
+    assert len(chunk) == len(good)
     for i, line in enumerate(good):
-        assert chunk is not None
         assert chunk.ids[i].tolist() == expected_row(line, 100)[2]
         assert np.allclose(chunk.numeric[i], expected_row(line, 100)[1])

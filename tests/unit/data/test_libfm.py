@@ -102,7 +102,7 @@ def test_a_file_of_another_kind_is_said(load: Load, tmp_path: Path) -> None:
 
 def test_a_trailing_space_is_no_fault() -> None:
     found = parse(LineBlock(Path("f"), 1, b"1 2:1 3:1 \n-1 4:1 5:1\n"), 2, BadLines(0))
-    assert found is not None and found.ids.tolist() == [[2, 3], [4, 5]]
+    assert found.ids.tolist() == [[2, 3], [4, 5]]
 
 
 CELL = st.sampled_from(
@@ -122,8 +122,7 @@ def test_the_readable_lines_are_those_of_the_format(table: list[tuple[str, list[
     good = [line for line in lines if re.fullmatch("(-1|0|1)( [0-9]+:1){2} ?", line) and "2147483647" not in line]
     block = LineBlock(Path("f"), 1, "".join(line + "\n" for line in lines).encode())
     found = parse(block, 2, BadLines(99))
-    ids = [] if found is None else found.ids.tolist()
-    assert ids == [[int(pair.split(":")[0]) for pair in line.split()[1:]] for line in good]
+    assert found.ids.tolist() == [[int(pair.split(":")[0]) for pair in line.split()[1:]] for line in good]
 
 
 @pytest.mark.skipif("GBACTL_DATA" not in os.environ, reason="GBACTL_DATA names no folder with frappe/")

@@ -104,6 +104,6 @@ def test_the_readable_lines_are_those_of_the_format(table: list[list[str]]) -> N
         return within and row[2] not in ("", "nan", "inf") and 0 <= float(row[2]) <= 10
 
     block = LineBlock(Path("f"), 1, "".join("\t".join(row) + "\n" for row in table).encode())
-    found = parse(block, "\t", BadLines(99))
-    seen = [] if found is None else list(zip(found[0].labels.tolist(), found[1].tolist(), strict=True))
+    batch, times = parse(block, "\t", BadLines(99))
+    seen = list(zip(batch.labels.tolist(), times.tolist(), strict=True))
     assert seen == [(int(float(row[2]) >= 4), int(row[3])) for row in table if readable(row)]

@@ -329,6 +329,18 @@ def test_days_by_row_count_are_told(load: Load, tmp_path: Path) -> None:
     assert load(**{**small(tmp_path, text), "path": str(tmp_path / "?.csv"), "days": 4}).days_by_rows
 
 
+def test_a_part_of_a_table_may_have_no_rows_but_not_a_day(load: Load, tmp_path: Path) -> None:
+    """Spark writes such parts."""
+    text = "y,x,c\n" + "".join(f"{i % 2},{i},a\n" for i in range(6))
+    small(tmp_path, "y,x,c\n", name="part-0.csv")
+    options = {**small(tmp_path, text, name="part-1.csv"), "path": str(tmp_path / "part-*")}
+    none = pa.table({name: pa.array([], pa.int64()) for name in ("y", "x", "c")})
+    pa.parquet.write_table(none, tmp_path / "part-2.parquet")
+    assert whole(load(**options, days=2)).numeric[:, 0].tolist() == list(range(6))
+    with pytest.raises(DataError, match=r"part-0\.csv has no readable row below its header"):
+        load(**options)
+
+
 def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tmp_path: Path) -> None:
     rows = "".join(f"{i % 2},{i},a,{1_700_000_000 + (i * 7 % 20)}\n" for i in range(20))
     schema = "columns: {y: label, x: numeric, c: categorical, t: time}"

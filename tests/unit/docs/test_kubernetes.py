@@ -61,6 +61,14 @@ def test_a_mistake_is_found(name: str) -> None:
         kubernetes_validate.validate(job, VERSION, strict=True)
 
 
+def test_a_misspelt_field_of_a_jobset_is_found() -> None:
+    jobset = json.loads(json.dumps(MANIFESTS["jobset"]["JobSet"]))
+    job = jobset["spec"]["replicatedJobs"][0]
+    job["replica"] = job.pop("replicas")
+    with pytest.raises(jsonschema.ValidationError, match="'replica' was unexpected"):
+        jsonschema.validate(jobset, json.loads(SCHEMA.read_text()))
+
+
 def commands(launcher: dict[str, Any]) -> list[list[str]]:
     """The overrides of each gbactl train in a launcher's script."""
     script = pod(launcher)["containers"][0]["args"][-1].replace("\\\n", " ")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +22,7 @@ from gbactl.engine.agent import FILES, mark
 from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial
-from gbactl.errors import ClusterError
+from gbactl.errors import ClusterError, WireError
 from gbactl.install import code_version
 from gbactl.wire import auth, listener
 from gbactl.wire.auth import TlsContexts, relay
@@ -57,13 +59,30 @@ def test_cores_and_memory_of_a_host_are_what_control_groups_leave(monkeypatch: p
     assert (found["cores"], found["memory"]) == (3, 5 << 20)
 
 
-def test_it_dials_back_to_who_knows_the_key(tmp_path: Path) -> None:
-    key, waiting = auth.new_key(), listener.listen("127.0.0.1")
-    agent = subprocess.Popen([sys.executable, "-m", AGENT, listener.address_of(waiting)], stdin=subprocess.PIPE)
-    with waiting, agent:
-        assert agent.stdin is not None
-        agent.stdin.write(f"{key.hex()}\n".encode())
-        agent.stdin.flush()
+@contextlib.contextmanager
+def dialling(key: bytes) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """An agent that has the key and dials back, and the listener that it dials."""
+    with listener.listen("127.0.0.1") as waiting:
+        typed = [sys.executable, "-m", AGENT, listener.address_of(waiting)]
+        with subprocess.Popen(typed, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as agent:
+            assert agent.stdin is not None
+            agent.stdin.write(f"{key.hex()}\n")
+            agent.stdin.flush()
+            yield agent, waiting
+
+
+def test_it_does_not_serve_who_has_another_key() -> None:
+    with dialling(auth.new_key()) as (agent, waiting):
+        connection = TlsContexts(auth.new_key()).accept(waiting.accept()[0])
+        with connection, pytest.raises(WireError, match=auth.STRANGE):
+            connection.do_handshake()
+        _, err = agent.communicate(timeout=20)
+        assert agent.returncode == 1 and auth.STRANGE in err
+
+
+def test_it_dials_back_to_who_knows_the_key() -> None:
+    key = auth.new_key()
+    with dialling(key) as (agent, waiting):
         connection = TlsContexts(key).accept(waiting.accept()[0])
         connection.do_handshake()
         ends = os.pipe(), os.pipe()
@@ -158,7 +177,7 @@ def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
     dead = "sh -c 'echo the line is dead >&2; exit 255'"
-    agents = HostAgents(["there-is-no-such-host.invalid"], lambda host: command(host, dead), tmp_path, 20.0)
+    agents = HostAgents(["there-is-no-such-host.invalid"], lambda host: command(host, dead, None), tmp_path, 20.0)
     try:
         agents.connect()
         (sentence,) = agents.faults
@@ -175,7 +194,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     table = {"name": "table", "path": str(tmp_path / "t.csv"), "schema": str(tmp_path / "s.yaml")}
     path = prepare({**table, "cache": str(tmp_path / "own")})
     assert {each.name for each in path.iterdir()} == set(FILES)
-    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
     try:
         agents.connect()
         agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
@@ -196,7 +215,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
 def test_why_data_cannot_be_written_on_a_host_is_told(tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
     (tmp_path / "file").touch()
-    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
     try:
         agents.connect()
         agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
@@ -218,7 +237,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
         "data.target": "no_such_package.Reader",
     }  # fmt: skip
     for environment, missing in (({}, ["model", "data"]), ({"PYTHONPATH": str(folder)}, ["data"])):
-        agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+        agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
         try:
             agents.connect()
             agents.send_setup("127.0.0.1", 30.0, tmp_path, environment)
@@ -231,7 +250,7 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    agents = HostAgents(["localhost"], lambda host: command(host), tmp_path, 30.0)
+    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
     try:
         agents.connect()
         agents.send_setup("127.0.0.1", 30.0, tmp_path, {})

@@ -44,6 +44,13 @@ def test_a_host_that_takes_its_name_for_loopback_is_advised_and_no_fault() -> No
     assert HostFindings({"a": found.reports["a"]}).advice == []  # no ring to other hosts
 
 
+def test_long_host_names_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    far, near = "node-" + "x" * 95, "node-" + "y" * 95
+    host_agents.print_lines(HostFindings({far: HostReport(far, lines={near: LinkMeasurement(50.0, 9.0)})}))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert "".join(row[0] for row in rows) == far and "".join(row[1] for row in rows) == near
+
+
 def test_a_written_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "network.yaml"
     path.write_text(host_agents.text(examined()))

@@ -23,7 +23,7 @@ def test_there_are_as_many_workers_as_slots() -> None:
     [
         (["cluster.hosts=[]"], "No machines are named"),
         (["cluster.hosts=[a]"], "NAME:SLOTS"),
-        (["cluster.hosts=[3]"], "cluster.hosts is a list"),
+        (["cluster.hosts=[3]"], "cluster.hosts has to be a list"),
         (["cluster.workers=8"], "do not fit into the 6 slots"),
         (["collective=shm"], "collective=shm works within one host"),
         (["cluster.placement=far"], "type cluster.placement= one of: spread, packed"),

@@ -42,20 +42,13 @@ def test_memory() -> None:
     assert sentence.startswith("Host b has 5 MiB of memory free, and its servers and workers need 6;")
 
 
-def test_lines() -> None:
-    targets = {"a": "10.0.0.2:4711", "c": "10.0.0.4:4712"}
-    (sentence,) = preflight.lines("b", targets, {"a": LinkMeasurement(), "c": LinkMeasurement(error="timed out")})
+def test_connections() -> None:
+    assert preflight.connection("Host b", "c", "10.0.0.4:4712", LinkMeasurement()) == []
+    (sentence,) = preflight.connection("Host b", "c", "10.0.0.4:4712", LinkMeasurement(error="timed out"))
     assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
-    (sentence,) = preflight.lines(
-        "b", {"the launcher": "127.0.1.1:1"}, {"the launcher": LinkMeasurement(error="refused")}
-    )
+    assert sentence.endswith("(net.ipv4.ip_local_port_range).")
+    (sentence,) = preflight.connection("Host b", "the launcher", "127.0.1.1:1", LinkMeasurement(error="refused"))
     assert sentence.endswith(", or type cluster.bind=ADDRESS, one of its own that all hosts reach.")
-
-
-def test_the_launcher_s_own_lines() -> None:
-    assert preflight.unreachable_from_launcher("b", "10.0.0.3:4711", LinkMeasurement()) == []
-    (sentence,) = preflight.unreachable_from_launcher("b", "10.0.0.3:4711", LinkMeasurement(error="no route to host"))
-    assert sentence.startswith("This machine does not reach host b at 10.0.0.3:4711 (no route to host); let TCP")
 
 
 def test_a_ring_that_nobody_reaches() -> None:

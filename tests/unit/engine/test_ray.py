@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,6 +18,8 @@ from gbactl.config.groups import ClusterConfig
 from gbactl.engine import ray
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ClusterError, ConfigError, MissingDependencyError
+from gbactl.wire import listener
+from gbactl.wire.auth import TlsContexts
 
 CLUSTER = ClusterConfig("ray", workers=4, hosts=["n1:2", "n2:2"], python="/opt/python")
 
@@ -37,7 +40,7 @@ def test_the_command_for_a_host_reserves_its_slots(engine: HostsEngine) -> None:
 def test_the_nodes_are_asked_for_only_where_no_hosts_are_given(
     engine: HostsEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: ["n1:2", "n2:3"])
+    monkeypatch.setattr(ray.RayEngine, "hosts", lambda _: ["n1:2", "n2:3"])
     assert engine.defaults({"hosts": [], "workers": None}) == {"hosts": ["n1:2", "n2:3"], "workers": 5}
     assert engine.defaults({"hosts": ["n1:1"], "workers": None}) == {"workers": 1}
 
@@ -49,7 +52,7 @@ def test_fewer_cpus_than_workers(engine: HostsEngine) -> None:
 
 def test_without_ray_it_says_what_to_install(engine: HostsEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for ask in (ray.nodes, lambda: engine.agent(CLUSTER, "n1")):
+    for ask in (engine.hosts, lambda: engine.agent(CLUSTER, "n1")):
         with pytest.raises(MissingDependencyError, match=r"not installed; type pip install 'gbactl\[ray\]'"):
             ask()
 
@@ -80,7 +83,7 @@ def test_the_last_line_of_the_process_that_asks_ray_is_the_reason(
 ) -> None:
     monkeypatch.setattr(ray, "__name__", "gbactl.no_such_module")
     with pytest.raises(ConfigError, match=r"No module named gbactl\.no_such_module"):
-        ray.nodes()
+        engine.hosts()
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,41 @@ def test_why_an_agent_does_not_start() -> None:
 )
 def test_why_ray_does_not_run_an_agent(raised: str, told: str) -> None:
     assert ray._reason(RuntimeError(raised)) == told
+
+
+def test_a_driver_ends_when_ray_reports_its_actor_dead_though_the_agent_s_connection_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, (pipe, launcher), out, dead, ended = os.dup(0), os.pipe(), os.pipe(), threading.Event(), threading.Event()
+
+    def lose(_: object) -> str:
+        dead.wait()
+        raise RuntimeError("The actor died because its node has died.")
+
+    cluster, called, told = MagicMock(get=lose, nodes=lambda: [{"NodeName": "n1", "Alive": False}]), Queue(), []
+    cluster.util.get_node_ip_address.return_value = "127.0.0.1"
+    cluster.remote().options().remote().run.remote = lambda *arguments: called.put(arguments)
+    monkeypatch.setattr(ray, "_connect", lambda: cluster)
+    monkeypatch.setattr(ray, "signal", MagicMock())
+    monkeypatch.setattr(ray, "print", lambda text, **_: told.append(text), raising=False)
+    monkeypatch.setattr(ray, "os", SimpleNamespace(_exit=lambda code: ended.set(), getcwd=os.getcwd))
+    os.dup2(pipe, 0)
+    driver = threading.Thread(target=ray.run_agent, args=("n1", 2, [""], ["agent"], out[1]), daemon=True)
+    try:
+        driver.start()
+        command, _, key = called.get(timeout=10)
+        with TlsContexts(bytes.fromhex(key)).dial(listener.dial(command[-1], 10)) as agent:
+            agent.send(b"x")
+            assert os.read(out[0], 1) == b"x" and not ended.is_set()
+            dead.set()
+            assert ended.wait(10) and driver.is_alive()  # a process would have ended
+            assert told == ["Node n1: Ray does not run the agent: The actor died because its node has died."]
+    finally:
+        dead.set()
+        driver.join(10)
+        os.dup2(before, 0)
+        for each in (before, pipe, launcher, out[0]):
+            os.close(each)
 
 
 @pytest.mark.parametrize("command_ends", [False, True])

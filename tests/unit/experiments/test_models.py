@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,22 @@ def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) ->
     assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - |" in low
     assert "| `dcnv2` | 2 | 0.98402 | +0.0" not in low
     assert "| **+0.00000 +-0.00000** | - | - |" in scripts["write_models"].synthetic(cells)
+
+
+def figures(text: str) -> dict[str, list[float]]:
+    """Numbers with a decimal point in each line of a table that begins with a model's name."""
+    rows = re.findall(r"^\| `(\w+)` \| (.+)", text, re.MULTILINE)
+    return {name: [float(number) for number in re.findall(r"[-+]?\d*\.\d+", line)] for name, line in rows}
+
+
+def test_the_pages_figures_of_frappe_are_those_of_the_runs(scripts: Any) -> None:
+    page = (EXPERIMENTS.parent / "docs" / "studies" / "models.md").read_text()
+    shown = figures(page[page.index("| model | published") :].partition("\n\n")[0])
+    study = scripts["write_models"]
+    found = figures(study.frappe(study.STUDY.found("frappe")).replace("+-", ""))
+    assert shown == {name: found[name] for name in shown}
+    assert "Seven of the eight models do" in page and len(shown) == 7
+    assert all(below >= -study.NEAR for _, _, _, below, *_ in shown.values())
 
 
 def test_the_table_of_what_was_tried_names_the_weight(scripts: Any) -> None:

@@ -47,7 +47,7 @@ def test_a_hog_is_put_where_its_workers_are() -> None:
 
 @pytest.mark.usefixtures("two_cores")
 def test_what_cannot_be_placed_is_said_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match=r"pinned.*name cores in faults.plans instead of workers: there are 0, 1"):
+    with pytest.raises(ConfigError, match=r"pinned.*type the key cores instead, with some of: 0, 1"):
         hogs_of(run({"kind": "hog", "workers": [1]}, pin="off"))
     with pytest.raises(ConfigError, match="names core 7; the cores there are: 0, 1"):
         hogs_of(run({"kind": "hog", "cores": [7]}))

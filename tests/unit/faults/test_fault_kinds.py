@@ -103,11 +103,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "hog", "cores": [0], "processes": 0}, "processes=0 is not a whole number from 1 to 65536"),
     ({"kind": "messages"}, "needs one of drop, duplicate, reorder and delay above 0"),
     ({"kind": "messages", "drop": 0.6}, r"drop=0\.6 is not a number from 0 to 0\.5\.$"),
-    ({"kind": "messages", "drop": 0.1, "step": 1, "time": 2.0}, "needs one of step, time and mtbf"),
+    ({"kind": "messages", "drop": 0.1, "step": 1, "time": 2.0}, "takes only one of step, time and mtbf"),
     ({"kind": "messages", "drop": 0.1, "time": -1.0}, r"time=-1\.0 is not a number from 0 to"),
     ({"kind": "messages", "drop": 0.1, "step": 1, "seconds": 0.0}, r"seconds=0\.0 is not a number from 0\.001 to"),
     ({"kind": "messages", "drop": 0.1, "seconds": 1.0}, "seconds belongs to step, time or mtbf"),
-    ({"kind": "messages", "drop": 0.1, "mtbf": 9.0}, "mtbf needs seconds: how long a storm lasts"),
+    ({"kind": "messages", "drop": 0.1, "mtbf": 9.0}, "mtbf needs seconds, its duration each time"),
     ({"kind": "messages", "drop": 0.1, "mtbf": 9.0, "seconds": 1.0, "shape": 2.0}, "shape belongs to distribution"),
     ({"kind": "messages", "drop": 0.1, "time": 9.0, "times": 2}, "times belongs to mtbf"),
 ]

@@ -237,7 +237,7 @@ def test_how_often_one_asks_changes_nothing(seed: int, steps: list[float]) -> No
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "kill", "step": 1}, "needs workers, servers, or coordinator: true"),
     ({"kind": "kill", "workers": [0]}, "needs one of step, time and mtbf"),
-    ({"kind": "kill", "workers": [0], "step": 1, "time": 2.0}, "needs one of step, time and mtbf"),
+    ({"kind": "kill", "workers": [0], "step": 1, "time": 2.0}, "takes only one of step, time and mtbf"),
     ({"kind": "kill", "workers": [0], "step": -1}, "step=-1 is not a whole number from 0 to"),
     ({"kind": "kill", "workers": [0], "mtbf": 0.0}, r"mtbf=0\.0 is not a number from 0\.001 to"),
     ({"kind": "kill", "workers": [0], "mtbf": 1, "distribution": "pareto"}, "exponential, weibull, gamma"),

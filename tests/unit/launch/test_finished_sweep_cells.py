@@ -18,6 +18,7 @@ from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, run_hydra
 from gbactl.launch.sweep_parent_run import best_trials, with_tuning
+from gbactl.tracking.result_file import write_result
 from gbactl.tracking.run_description import CommandLine
 
 DATA = "d" * 32
@@ -39,7 +40,7 @@ def finish(cfg: RunConfig, auc: float = 0.7, status: str = "FINISHED") -> dict[s
     cell = finished_sweep_cells.cell_of(cfg, data_fingerprint(cfg.data))
     result = {"status": status, "cell": cell, "run_dir": str(path), "auc": auc, "eps": 1e4, "run_id": None}
     result["mode"] = cfg.mode.name
-    run_dirs.write_result(path, result)
+    write_result(path, result)
     if status == "FINISHED":
         finished_sweep_cells.keep(cell, path)
     return result
@@ -131,11 +132,12 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
 ) -> None:
     typed, cut, rest = ["-m", *OFF, "mode=sync,gba", "seed=1", *place], Jobs(cut=1), Jobs()
     with pytest.raises(KeyboardInterrupt):
-        run_hydra(typed, cut)
+        run_hydra(typed, cut, options=["--trace"])
     last = capsys.readouterr().err.splitlines()[-1]
     done, _, command = last.partition(". Go on with: ")
     assert done == "1 of 2 runs have finished"
-    verb, *arguments = shlex.split(command)[1:]
+    verb, option, *arguments = shlex.split(command)[1:]
+    assert option == "--trace"
     run_hydra(arguments, rest, verb)
     assert [(cfg.mode.name, cfg.seed) for cfg in rest.ran] == [("gba", 1)]
     [told] = capsys.readouterr().err.splitlines()

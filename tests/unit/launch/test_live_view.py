@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def test_the_screen_has_workers_events_and_keys() -> None:
     many = {f"W{n}": 100.0 + n for n in range(100)}
     text = drawn({**FOUND, "workers": many, "speeds": many})
     assert "W0 " in text and "W99" not in text and "76 faster ones" in text
+    times = {name: {"compute": 1.0, "rows": 3.0} for name in many}
+    text = drawn({**FOUND, "workers": many, "speeds": many, "times": times})
+    assert re.search(r"^W0 .* 25% +rows 75% *$", text, re.MULTILINE) and max(map(len, text.splitlines())) <= 80
     text = drawn({**FOUND, "times": {f"S{n}": {"idle": float(n), "kernels": 10.0} for n in range(10)}})
     assert "S7 " in text and "S8" not in text and "2 with less to do" in text
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gbactl.config import from_dict
 from gbactl.launch import progress as module
@@ -79,6 +80,14 @@ def test_the_last_loss_and_throughput_stay_at_the_end_of_a_day(
 def test_long_lines_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     ProgressDisplay().print_line("word " * 80)
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_long_host_name_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    show, host = ProgressDisplay(), "node-" + "x" * 95
+    monkeypatch.setattr(show, "console", Console(width=80, force_terminal=True, record=True, file=io.StringIO()))
+    show.show_hosts(("host", "state"), [(host, "ready")])
+    written = show.console.export_text()
+    assert "".join(line.split()[0] for line in written.splitlines()[1:]) == host
 
 
 def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from gbactl.errors import NoRoomError, TrackingError, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.run_dir import find
 from gbactl.tracking.mlflow_connection import connect, ensure_store
+from gbactl.tracking.result_file import RESULT, ROOM, plain, read_result, write_result
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +54,14 @@ def test_a_directory_that_is_there_and_empty_is_taken(here: Path) -> None:
 
 def test_the_result_is_written_into_its_room() -> None:
     path = run_dirs.create(RunConfig())
-    room = (path / run_dirs.ROOM).stat()
+    room = (path / ROOM).stat()
     assert room.st_blocks * 512 >= run_dirs.ROOM_BYTES
-    run_dirs.write_result(path, {"auc": 0.5})
-    written = (path / run_dirs.RESULT).stat()
-    assert not (path / run_dirs.ROOM).exists() and written.st_ino == room.st_ino
-    assert run_dirs.read_result(path) == {"auc": 0.5} and written.st_size < 100
-    run_dirs.write_result(path, {"auc": 0.6})
-    assert run_dirs.read_result(path) == {"auc": 0.6}
+    write_result(path, {"auc": 0.5})
+    written = (path / RESULT).stat()
+    assert not (path / ROOM).exists() and written.st_ino == room.st_ino
+    assert read_result(path) == {"auc": 0.5} and written.st_size < 100
+    write_result(path, {"auc": 0.6})
+    assert read_result(path) == {"auc": 0.6}
 
 
 def test_a_result_that_has_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def test_a_result_that_has_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Path, "replace", full)
     expected = rf"{path}/result.json could not be written \(No space left on device; [\d,]+ bytes are free there\)"
     with pytest.raises(NoRoomError, match=expected):
-        run_dirs.write_result(path, {"auc": 0.5})
+        write_result(path, {"auc": 0.5})
     assert not [each for each in path.iterdir() if "result" in each.name]
 
 
@@ -83,13 +84,13 @@ def test_a_directory_that_cannot_be_made(here: Path) -> None:
 
 def test_the_result_is_written_whole(here: Path) -> None:
     written = here / "result.json"
-    run_dirs.write_result(here, {"auc": 0.75, "phases": []})
+    write_result(here, {"auc": 0.75, "phases": []})
     assert json.loads(written.read_text()) == {"auc": 0.75, "phases": []}
     assert [path.name for path in here.iterdir()] == ["result.json"]
 
 
 def test_numbers_that_json_cannot_say_become_null() -> None:
-    found = run_dirs.plain({"auc": float("nan"), "phases": [{"eps": float("inf"), "n": 3}], "x": "nan"})
+    found = plain({"auc": float("nan"), "phases": [{"eps": float("inf"), "n": 3}], "x": "nan"})
     assert found == {"auc": None, "phases": [{"eps": None, "n": 3}], "x": "nan"}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gbactl.config import RunConfig
 from gbactl.errors import GbactlError
 from gbactl.launch.hydra_config import run_hydra
 from gbactl.launch.sweep_parent_run import PARENT_RUN, parent_tags, sweep_name
 from gbactl.launch.training_run import train
 from gbactl.report.report_command import selected
 from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
+from gbactl.tracking.run_description import CommandLine
+from tests.support.metric_groups import is_grouped
 
 SMALL = (
     "cluster=virtual", "data.days=2", "data.rows_per_day=1500", "data.max_cardinality=100", "data.numeric=2",
@@ -21,9 +25,9 @@ SMALL = (
 )  # fmt: skip
 
 
-def sweep(tmp_path: Path, *more: str) -> None:
+def sweep(tmp_path: Path, *more: str, job: Callable[[RunConfig, CommandLine], Any] = train) -> None:
     places = (f"data.cache={tmp_path / 'cache'}", f"run_dir={tmp_path}/${{mode.name}}-${{seed}}")
-    run_hydra(["-m", *SMALL, *places, f"tracking.uri={tracking_uri()}", *more], train)
+    run_hydra(["-m", *SMALL, *places, f"tracking.uri={tracking_uri()}", *more], job)
 
 
 def stored() -> tuple[list[Any], list[Any]]:
@@ -51,6 +55,7 @@ def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     assert {run.data.tags[PARENT] for run in children} == {parent.info.run_id}
     assert all(run.data.tags["gbactl.command"].endswith("'+tracking.tags.at=x${seed}'") for run in children)
     assert (parent.info.run_name, parent.info.status) == ("sync,gba", "FINISHED")
+    assert [name for run in children for name in run.data.metrics if not is_grouped(name)] == []
     note = parent.data.tags[NOTE]
     assert (
         note.startswith("**Against sync: gba: ") and "| gba | 1 |" in note and "gbactl train -m cluster=virtual" in note
@@ -94,10 +99,25 @@ def test_a_script_names_the_parent_and_a_failed_sweep_says_so(tmp_path: Path, mo
     assert parent_tags() == {PARENT: "its-own"}
 
 
+def test_a_sweep_that_is_stopped_has_the_report_that_its_note_names(tmp_path: Path) -> None:
+    def stopped_in_the_second(cfg: RunConfig, command: CommandLine) -> Any:
+        if cfg.seed == 2:
+            raise KeyboardInterrupt
+        return train(cfg, command)
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, "mode=gba", "seed=1,2", job=stopped_in_the_second)
+    [parent], _ = stored()
+    assert parent.info.status == "KILLED" and "The artifact report.html" in parent.data.tags[NOTE]
+    files = {file.path for file in connect(tracking_uri()).list_artifacts(parent.info.run_id)}
+    assert "report.html" in files
+
+
 def test_a_mistyped_sweep_leaves_no_parent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(GbactlError, match=r"no key optim.lrr. Did you mean optim.lr"):
         sweep(tmp_path, "mode=gba", "optim.lrr=1,2")
     assert stored() == ([], []) and "compare runs" not in capsys.readouterr().out
+    assert not list(tmp_path.glob("runs/*-sweep-*"))
 
 
 def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +126,9 @@ def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pyt
     assert len(list(tmp_path.glob("gba-*/result.json"))) == 1
     said = capsys.readouterr().err
     assert "did not take everything" in said and said.count("the sweep's runs have no parent run there") == 1
-    sweep(tmp_path, "mode=gba", "seed=1", "tracking.enabled=false")
+    sweep(tmp_path, "mode=gba,sync", "seed=1", "tracking.enabled=false")
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in told if re.match("(gba|sync) +1 ", line)] == [["sync", "1"], ["gba", "1"]]
     assert not list(tmp_path.glob("runs/*-sweep-*/*.jsonl"))[1:]
 
 

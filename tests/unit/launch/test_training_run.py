@@ -19,6 +19,7 @@ from gbactl.replay.replay_command import replay, run_and_show
 from gbactl.tracking.final_metrics import ORIGIN_RUN, SLOW_WORKER
 from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, PARENT, connect, tracking_uri
 from gbactl.tracking.run_description import CommandLine, SweepPlace
+from tests.support.metric_groups import is_grouped
 
 SMALL = (
     "cluster=virtual", "data.days=2", "data.rows_per_day=8000", "data.max_cardinality=100", "data.numeric=2",
@@ -99,7 +100,8 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
         run_and_show(str(tmp_path / "run"), None, None, uri)
         [child] = connect(uri).search_runs([run.info.experiment_id], f"tags.`{PARENT}` = '{run.info.run_id}'")
         assert (child.info.run_name, child.info.status) == ("replay of gba s0", "FINISHED")
-        assert child.data.metrics["steps"] == result["global_step"]
+        assert child.data.metrics["replay/steps"] == result["global_step"]
+        assert [name for name in (*run.data.metrics, *child.data.metrics) if not is_grouped(name)] == []
         return
     [warning] = result["warnings"]
     assert warning.startswith(f"The log loss {result['logloss']:.4g} is {result['ne']:.4g} times that of ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from gbactl.config import ModelConfig
 from gbactl.data.cache import prepare
-from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.dataset import Batch, Dataset, Schema, Split, open_dataset
 from gbactl.errors import ConfigError, GbactlError
 from gbactl.models import build, dense_size, row_width
 from gbactl.models.dry_run import Findings, dry_run
@@ -59,7 +60,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def tried(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Tries a class with options."""
 
-    def run(made: type[nn.Module], **options: Any) -> list[str]:
+    def run(made: type[nn.Module], dataset: Dataset = dataset, **options: Any) -> Findings:
         module = ModuleType("made_here")
         module.Made = made  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "made_here", module)
@@ -72,6 +73,13 @@ def test_a_model_that_keeps_the_contract(tried: Any) -> None:
     assert tried(Plain) == tried(Plain, scale=2.0) == Findings()
     assert tried(kind(init=lambda model: model.register_buffer("constant", torch.ones(3)))) == Findings()
     assert tried(kind(lambda model, logits: nn.functional.dropout(logits, 0.5, model.training))) == Findings()
+
+
+def test_a_model_needs_no_rows_where_the_data_have_no_fields(tried: Any, dataset: Dataset) -> None:
+    whole = dataset.splits[0].whole
+    split = Split("day0", Batch(whole.labels, whole.numeric, whole.ids[:, :0]))
+    bare = replace(dataset, schema=Schema(dataset.schema.numeric, ()), splits=(split,))
+    assert tried(Blind, bare) == tried(Plain, bare) == Findings()
 
 
 LIST = [nn.Linear(1, 1, bias=False)]  # layers of which nn.Module knows nothing

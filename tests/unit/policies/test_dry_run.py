@@ -13,11 +13,10 @@ import pytest
 
 from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
-from gbactl.policies import Decision, Grant, Step
 from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.dry_run import dry_run
 from gbactl.policies.hop_bs import HopBsPolicy
-from gbactl.policies.policy import Phase, Policy, PolicyOptions, names, policy_class
+from gbactl.policies.policy import Decision, Grant, Phase, Policy, PolicyOptions, Step, names, policy_class
 from tests.support.lock_step import LockStepAsync, LockStepGba
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.policies import Decision, GbaOptions, Policy, Step, make
-from gbactl.policies.gba import weight
+from gbactl.policies.gba import GbaOptions, GbaPolicy
+from gbactl.policies.policy import Decision, Policy, Step, make
 from tests.support.policy_driver import phase
 
 
@@ -32,7 +32,7 @@ def test_a_staler_gradient_never_counts_more(decay: str, iota: float, rate: floa
 
 
 def of(staleness: int, chosen: GbaOptions) -> float:
-    return weight(chosen.decay, staleness, chosen.iota, chosen.decay_rate)
+    return GbaPolicy(phase(8), chosen).factor(staleness)
 
 
 def stale_by(steps: int, chosen: GbaOptions) -> tuple[Policy, Step]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
-from gbactl.policies import HopBsOptions, make
-from gbactl.policies.hop_bs import WorkerClocks
+from gbactl.policies.hop_bs import HopBsOptions, WorkerClocks
+from gbactl.policies.policy import make
 from tests.support.policy_driver import Driver, phase
 
 seeds = st.integers(0, 1 << 30)

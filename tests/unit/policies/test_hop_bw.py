@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
-from gbactl.policies import Drop, HopBwOptions, Step, make
+from gbactl.policies.hop_bw import HopBwOptions
+from gbactl.policies.policy import Drop, Step, make
 from tests.support.policy_driver import Driver, phase, run
 
 

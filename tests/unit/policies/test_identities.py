@@ -7,7 +7,10 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.policies import GbaOptions, HopBsOptions, HopBwOptions, Phase, PolicyOptions, Step, make
+from gbactl.policies.gba import GbaOptions
+from gbactl.policies.hop_bs import HopBsOptions
+from gbactl.policies.hop_bw import HopBwOptions
+from gbactl.policies.policy import Phase, PolicyOptions, Step, make
 from tests.support.policy_driver import in_lock_step, phase, run
 
 NEVER_STALE = GbaOptions(iota=float("inf"))

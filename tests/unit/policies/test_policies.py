@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 
 from gbactl import policies
 from gbactl.errors import AccountingError, ConfigError
-from gbactl.policies import (
-    GbaOptions,
-    Grant,
-    HopBsOptions,
-    HopBwOptions,
-    Ledger,
-    Member,
-    Phase,
-    Step,
-    make,
-)
-from gbactl.policies.policy import policy_class
+from gbactl.policies.gba import GbaOptions
+from gbactl.policies.hop_bs import HopBsOptions
+from gbactl.policies.hop_bw import HopBwOptions
+from gbactl.policies.policy import Grant, Ledger, Member, Phase, Step, make, policy_class
 from tests.support.modes import EVERY, REPLICAS, SERVED
 from tests.support.policy_driver import Driver, phase, run
 
@@ -230,7 +222,7 @@ def test_the_ledger_says_so_when_samples_do_not_add_up() -> None:
 
 
 def test_policies_know_no_torch_no_numpy_and_no_clock() -> None:
-    code = "import sys, gbactl.policies as p; p.names(); print(*sys.modules)"
+    code = "import sys, gbactl.policies.policy as p; p.names(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "gbactl.policies.gba" in loaded

@@ -8,8 +8,7 @@ import pytest
 
 from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
-from gbactl.policies import make
-from gbactl.policies.policy import policy_class
+from gbactl.policies.policy import make, policy_class
 from gbactl.policies.replica_modes import ReplicaPolicy
 from tests.support.modes import REPLICAS
 from tests.support.policy_driver import phase

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.policies import GbaOptions, HopBwOptions, Phase, Policy, make
-from gbactl.policies.policy import policy_class
+from gbactl.policies.gba import GbaOptions
+from gbactl.policies.hop_bw import HopBwOptions
+from gbactl.policies.policy import Phase, Policy, make, policy_class
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.policy_driver import Driver
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.policies import make
+from gbactl.policies.policy import make
 from tests.support.policy_driver import Driver, in_lock_step, phase, run
 
 

@@ -97,6 +97,16 @@ def test_the_page_is_one_well_formed_file_that_fetches_nothing() -> None:
     assert "<title>Which &lt;mode&gt;?</title>" in own
 
 
+def test_a_caption_has_a_time_once() -> None:
+    workers = {f"W{n}": {"batches": 10, "compute": 4.0 if n == 3 else 1.0, "all_reduce": 3.0} for n in range(4)}
+    time: dict[str, Any] = {"since_second": 2.0, "processes": workers, "first_second": 2.0, "bin_seconds": 8.0}
+    time["bins_by_mode"] = [{"sync": workers}]
+    report = compare(three())
+    curves = {g.key: [curves_of(1, {**result("sync", 0.8), "time": time})] for g in report.groups}
+    text = page(report, curves, three(), "")
+    assert text.count("sync, seed 1: W3&#39;s compute takes 4.0 times the median since second 2 of the run; sync") == 1
+
+
 def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     text = written(run("gba", 4, None, status="FAILED"))
     assert '<p class="answer">Against sync: gba: cannot tell' in text

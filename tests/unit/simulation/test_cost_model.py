@@ -89,7 +89,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"workers_per_host": 0}, "cost.workers_per_host=0"),
     ({"servers_on": "moon"}, "type cost.servers_on= one of: workers, own"),
     ({"spread": "cauchy"}, "type cost.spread= one of: none, lognormal, exponential"),
-    ({"spread": "exponential", "spread_scale": 1.5}, "cost.spread_scale=1.5 cannot be; type 0 to 1"),
+    ({"spread": "exponential", "spread_scale": 1.5}, "exponential has cost.spread_scale from 0 to 1, not 1.5"),
     ({"overlap": 1.1}, "cost.overlap=1.1"),
     ({"allreduce_rounds": -1.0}, r"cost\.allreduce_rounds=-1\.0 is not a number from 0 to 1000; type"),
     ({"worker_scale": [1.0, 0.0]}, r"cost\.worker_scale=\[1\.0, 0\.0\] is not a list, each a number from 0\.001 to"),

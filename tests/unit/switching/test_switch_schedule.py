@@ -82,7 +82,7 @@ def test_a_mode_s_file_fills_in_what_an_entry_leaves_out() -> None:
         ("{at: {day: 1}, to: gbaa}", r"^switch.schedule\[0\]: mode.name=gbaa is not known"),
         ("{at: {day: 1}, to: gba, set: {iotta: 5}}", "no key iotta"),
         ("{at: {day: 1}, to: gba, set: {local_batch: 300}}", "is not a multiple of mode.local_batch=300"),
-        ("{at: {day: 1}, to: gba, set: {sparse_divisor: contributors}}", "one mode.sparse_divisor"),
+        ("{at: {day: 1}, to: gba, set: {sparse_divisor: contributors}}", "keeps mode.sparse_divisor"),
     ],
 )
 def test_an_impossible_mode_is_refused_before_anything_starts(entry: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gbactl.tracking.final_metrics import (
     useless,
     versions,
 )
+from tests.support.metric_groups import is_grouped
 
 RESULT = {
     "mode": "gba",
@@ -118,20 +120,23 @@ def test_the_hash_is_of_what_is_trained_not_of_where() -> None:
     assert config_hash(base) != config_hash(base | {"seed": 2})
 
 
-def test_tags_name_commit_host_versions_and_data(tmp_path: Path) -> None:
+def test_tags_name_commit_host_versions_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     assert git_tags(tmp_path) == {}
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "f").write_text("1")
     subprocess.run([*git, "add", "f"], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
-    tags = tags_of({"tracking": {"tags": {"study": "s"}}}, "abc", tmp_path)
+    tags = tags_of({"tracking": {"tags": {"study": "s"}}}, "abc", "gbactl train")
     assert len(tags["mlflow.source.git.commit"]) == 40
     assert tags["gbactl.git_changed"] == "false"
     assert tags["gbactl.data_fingerprint"] == "abc"
     assert tags["study"] == "s"
     assert tags["gbactl.version.python"] == versions()["python"]
     assert tags["gbactl.host"] and tags["mlflow.user"]
+    assert tags["gbactl.config_hash"] == config_hash({})
+    assert abs((datetime.fromisoformat(tags["gbactl.time"]) - datetime.now(UTC)).total_seconds()) < 60
     assert (tags["mlflow.source.name"], tags["mlflow.source.type"]) == ("gbactl train", "LOCAL")
     assert tags["mlflow.source.git.branch"]
     (tmp_path / "f").write_text("2")
@@ -152,7 +157,7 @@ NAMES = {
     "recovery_count/W1.kill": "recovery/count W1.kill", "checkpoint_seconds": "recovery/checkpoint_seconds",
     "recovery_samples_undone/S0.kill": "recovery/samples_undone S0.kill", 
     "fault_observed/W1": "recovery/fault_observed W1",
-    "predicted_eps": "predicted_eps", "eps_ratio/gba": "eps_ratio/gba",
+    "advise/predicted_eps": "advise/predicted_eps", "advise/eps_ratio gba": "advise/eps_ratio gba",
     "system/cpu_utilization_percentage": "system/cpu_utilization_percentage",
 }  # fmt: skip
 
@@ -166,3 +171,9 @@ def test_there_and_back(plain: str, logged: str) -> None:
 @pytest.mark.parametrize("plain", NAMES)
 def test_names_of_older_runs_stay(plain: str) -> None:
     assert plain_name(plain) == plain
+
+
+def test_every_final_metric_is_in_a_group_or_among_the_five_without_one() -> None:
+    told = {"sync_gap": {"mean": 2.5}, "elp": 512, "exchanges": 7, "distance": [[0.5, 2.0]]}
+    found = [*metrics_of(RESULT), *metrics_of({"replicas": told})]
+    assert [name for name in map(logged_name, found) if not is_grouped(name)] == []

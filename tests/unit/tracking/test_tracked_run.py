@@ -73,7 +73,7 @@ class MemoryStore:
 def start(run_dir: Path, store: MemoryStore, said: list[str] | None = None) -> TrackedRun:
     warn = (said if said is not None else []).append
     params = {"mode.name": "gba", "seed": 3, "bad{key": None}
-    return TrackedRun("memory", "e", "r", params, {"t": "1"}, run_dir, sender=store, warn=warn)
+    return TrackedRun("memory", "e", "r", params, {"t": "1"}, run_dir, warn, sender=store)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -281,7 +281,7 @@ def test_a_run_goes_on_as_the_same_one(tmp_path: Path, cut_off: bool) -> None:
     first._lock.release()
     store.broken = False
     known = "" if cut_off else run_id
-    again = TrackedRun("memory", "e", "r", {"seed": 4}, {"t": "2"}, tmp_path, sender=store, resumed=known)
+    again = TrackedRun("memory", "e", "r", {"seed": 4}, {"t": "2"}, tmp_path, print, sender=store, resumed=known)
     again.log({"auc": 0.8}, step=3, seconds=0.5)
     until(lambda: store.status == "RUNNING")
     assert again.run_id == run_id

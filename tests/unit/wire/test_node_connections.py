@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -291,7 +293,7 @@ def test_a_channel_that_its_own_node_closes_leaves_the_hub_in_order(pair: Pair) 
 
 
 def test_large_payloads_lie_in_shared_memory_and_small_ones_do_not(shared: Pair) -> None:
-    assert shared.near.attached and shared.far.attached
+    assert shared.near._send_slots and shared.far._send_slots
     big, small = shared.near.reserve(SLOT), shared.near.reserve(100)
     shared.near.send(DropSlice(0, 0), big)
     shared.near.send(DropSlice(0, 1), small)
@@ -321,9 +323,18 @@ def test_when_the_slots_run_out_payloads_take_the_wire_and_slots_come_back(share
 
 
 def test_a_peer_on_another_host_gets_everything_by_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered, create = list[str](), shared_memory.create
+
+    def recorded(outgoing: int, incoming: int) -> tuple[shared_memory.SegmentLayout, mmap]:
+        layout, memory = create(outgoing, incoming)
+        offered.append(layout.name)
+        return layout, memory
+
+    monkeypatch.setattr(shared_memory, "create", recorded)
     monkeypatch.setattr(shared_memory, "attach", lambda layout: None)
     pair = Pair("shm")
-    assert not pair.near.attached and not pair.far.attached
+    assert not pair.near._send_slots and not pair.far._send_slots
+    assert offered and offered[0] not in Path("/proc/self/maps").read_text(), "a segment that nobody uses is freed"
     out = pair.near.reserve(SLOT)
     out[:] = 5
     pair.near.send(DropSlice(0, 0), out)

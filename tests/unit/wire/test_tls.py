@@ -20,7 +20,7 @@ from gbactl.wire import auth, frames
 from gbactl.wire.auth import CHANGED, STRANGE, TlsContexts
 from gbactl.wire.listener import UNIX
 from gbactl.wire.messages import Event, TakeBatch, unpack
-from gbactl.wire.node_connections import SocketHub
+from gbactl.wire.node_connections import AGAIN_SECONDS, SocketHub
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, noise, while_polling
 from tests.support.relays import Relay
 
@@ -104,6 +104,23 @@ def test_a_listener_with_another_certificate_hears_nothing() -> None:
         hub.connect("{}:{}".format(*impostor.getsockname()[:2]), peer=SERVER)
     thread.join(SECONDS)
     assert heard == []
+
+
+def test_who_had_to_give_way_before_it_was_heard_comes_again() -> None:
+    """A listener at which too many wait closes the oldest connections."""
+    full, heard = socket.create_server(("127.0.0.1", 0)), list[bytes]()
+
+    def hang_up() -> None:
+        for _ in AGAIN_SECONDS:
+            sock, _address = full.accept()
+            heard.append(sock.recv(1 << 16))  # all of it: else the end would be a reset
+            sock.close()
+
+    threading.Thread(target=hang_up, daemon=True).start()
+    hub = SocketHub(KEY, WORKER, encrypt=True)
+    with closing(full), closing(hub), pytest.raises(WireError, match="it hangs up"):
+        hub.connect("{}:{}".format(*full.getsockname()[:2]), peer=SERVER)
+    assert len(heard) == len(AGAIN_SECONDS)
 
 
 def dialled(hub: SocketHub) -> socket.socket:

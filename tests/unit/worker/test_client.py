@@ -10,7 +10,18 @@ import pytest
 
 from gbactl.errors import PeerGoneError
 from gbactl.wire.auth import Peer
-from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, PrefetchHint, Stop, TakeBatch, decode
+from gbactl.wire.messages import (
+    Abandon,
+    BeginPhase,
+    Granted,
+    Inspect,
+    Inspected,
+    PrefetchHint,
+    ShardRelocated,
+    Stop,
+    TakeBatch,
+    decode,
+)
 from gbactl.wire.times_and_traffic import BATCH
 from gbactl.worker import client
 from gbactl.worker.client import BatchSource, WorkerClient
@@ -136,6 +147,24 @@ def test_a_wait_counts_from_the_begin_of_training_on(monkeypatch: pytest.MonkeyP
         threading.Thread(target=go_on, args=[number]).start()
         assert at.client.next(at._answer) is not None
         assert at.client.waits.take()[BATCH] == waited
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_successor_that_cannot_be_reached_is_not_awaited_for_ever(hangs: bool) -> None:
+    """The coordinator and the other workers may reach it, so that nobody else ends this worker."""
+    network: dict[str, MemoryHub] = {}
+    server, hub = MemoryHub(network, Peer("server", 0)), MemoryHub(network, Peer("worker", 0))
+    MemoryHub(network, Peer("coordinator", 0))
+    channel = hub.connect("C")
+    worker = WorkerClient(hub, channel, [hub.connect("S0")], 0, cast(BatchSource, Nothing()))
+    worker.dial, worker.patience = lambda address, peer: hub.connect(address), 0.1
+    worker.start(0)
+    if not hangs:
+        server.close()
+    assert channel.other is not None
+    channel.other.send(ShardRelocated(0, "nowhere", 1, []))
+    with pytest.raises(PeerGoneError, match=r"W0 lost its connection to S0\."):
+        worker.pause(10)
 
 
 def test_a_pause_ends_with_the_run_or_its_connection() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,15 @@ def test_one_that_is_gone_before_it_is_reached(hangs: bool) -> None:
     send(routes, 1)
     assert routes.renew(relocated(1), lambda address, peer: new) is new
     assert new.sent == [(push(1), bytes([1, 1]))]
+
+
+def test_a_replaced_channel_is_let_go() -> None:
+    """It has shared memory, of some megabytes."""
+    channels = [Recorder("old")]
+    gone, routes = weakref.ref(channels[0]), Routes(channels)
+    routes.park(0)
+    routes.renew(relocated(), lambda address, peer: Recorder("new"))
+    assert gone() is None
 
 
 def test_whether_a_shard_is_served_by_a_process_already() -> None:

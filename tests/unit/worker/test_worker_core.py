@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     Abandon,
+    Ack,
     BeginPhase,
     DenseState,
     GetDense,
@@ -44,7 +46,6 @@ from gbactl.worker.worker_core import (
     ComputeNext,
     DenseTransfer,
     PullRows,
-    ReleaseFrames,
     ReplicatedSteps,
     SumPosition,
     TellCoordinator,
@@ -78,12 +79,14 @@ class Setting:
     """A core with its shards; what it was granted gets its data."""
 
     core: WorkerCore
+    released: list[tuple[int, int]] = field(default_factory=list)  # (request, shard) of the frames
 
     def grant(self, granted: Granted) -> list[Command]:
         return self.core.granted(granted, *data(self.core.servers))
 
     def rows(self, request: int, shard: int = 0, version: int = 7, dense: int = 3) -> list[Command]:
-        return self.core.rows(shard, Rows(request, version, 2, dense), Frame(1, b"", NO_BYTES))
+        released = functools.partial(self.released.append, (request, shard))
+        return self.core.rows(shard, Rows(request, version, 2, dense), Frame(1, b"", NO_BYTES, released))
 
     def complete(self, request: int) -> None:
         for shard in range(self.core.servers):
@@ -307,13 +310,7 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
     at.core.begin()
     commands = at.core.handle(Abandon(of))
     if of == 1:
-        assert names(commands) == [
-            "ReleaseFrames",
-            "TellCoordinator",
-            "ReleaseFrames",
-            "TellCoordinator",
-            "CheckForWork",
-        ]
+        assert names(commands) == ["TellCoordinator", "TellCoordinator", "CheckForWork"]
         assert not at.core.queue and at.core.have_dense == [-1]
     else:
         assert commands == [] and len(at.core.queue) == 2 and at.core.have_dense == [7]
@@ -333,7 +330,7 @@ def test_an_abandoned_batch_is_dropped_when_its_last_shard_has_answered() -> Non
     at.grant(grant(0))
     at.rows(1, 0)
     assert names(at.core.handle(Abandon(1))) == ["TellCoordinator", "CheckForWork"]
-    assert names(at.rows(1, 1)) == ["ReleaseFrames"]
+    assert not at.released and at.rows(1, 1) == [] and at.released == [(1, 0), (1, 1)]
     assert at.core.have_dense == [-1, -1] and not at.core.pulls
 
 
@@ -438,18 +435,21 @@ def test_a_transfer_is_done_when_all_have_answered_and_asks_those_again_who_have
     transfer, ask = DenseTransfer(), (GetDense(), None)
     assert transfer.done
     transfer.begin({2: ask, 0: ask})
-    frame = Frame(1, b"", NO_BYTES)
-    transfer.on_answer(2, (DenseState(4), frame))
+    released = list[int]()
+    ones = np.ones(2, np.float32).view(np.uint8)
+    transfer.on_answer(2, DenseState(4), Frame(1, b"", ones, lambda: released.append(2)))
     assert not transfer.done
     assert (
         transfer.message_to_repeat(0) == ask
         and transfer.message_to_repeat(2) is None
         and transfer.message_to_repeat(1) is None
     )
-    transfer.on_answer(0, (DenseState(5), frame))
-    assert transfer.done and list(transfer.take_received()) == [0, 2] and not transfer.take_received()
+    transfer.on_answer(0, DenseState(5), Frame(1, b"", NO_BYTES, lambda: released.append(0)))
+    found = {shard: (step, values.tolist()) for shard, (step, values) in transfer.take_received().items()}
+    assert transfer.done and list(found.items()) == [(0, (5, [])), (2, (4, [1.0, 1.0]))] and released == [2, 0]
+    assert not transfer.take_received()
     transfer.begin({1: (PutDense(3), NO_BYTES)})
-    transfer.on_answer(1)
+    transfer.on_answer(1, Ack(), Frame(1, b"", NO_BYTES))
     assert transfer.done and not transfer.take_received()
 
 
@@ -505,7 +505,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.pulls: list[tuple[int, int]] = []  # (request, shard) that a server has to answer
         self.granted: dict[tuple[int, int], Granted] = {}
         self.begun: list[tuple[int, int]] = []
-        self.dropped: list[tuple[int, int]] = []
+        self.dropped: list[BatchInProgress] = []
+        self.frames: list[tuple[BatchInProgress, Frame]] = []  # that servers have sent
         self.computing: list[BatchInProgress] = []
         self.waiting: list[tuple[int, int]] = []  # (question, batches granted before it)
         self.answered: list[int] = []
@@ -530,10 +531,6 @@ class AnyOrder(RuleBasedStateMachine):
             elif isinstance(command, TellCoordinator):
                 assert command.message == TakeBatch(0)
                 self.takes += 1
-            elif isinstance(command, ReleaseFrames):
-                item = command.item
-                assert item.abandoned and not any(item is other for other in self.core.pulls.values())
-                self.dropped.append((item.grant.phase, item.grant.batch))
             elif isinstance(command, ComputeNext):
                 assert self.core.queue[0] is command.item
             elif isinstance(command, BatchComplete):
@@ -552,7 +549,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), dense=st.booleans())
     def answers(self, pick: int, dense: bool) -> None:
         request, shard = self.pulls.pop(pick % len(self.pulls))
-        self.carry_out(self.core.rows(shard, Rows(request, 1, 2, int(dense)), Frame(1, b"", NO_BYTES)))
+        frame = Frame(1, b"", NO_BYTES, lambda: None)
+        self.frames.append((self.core.pulls[request], frame))
+        self.carry_out(self.core.rows(shard, Rows(request, 1, 2, int(dense)), frame))
 
     @rule()
     def asks(self) -> None:
@@ -601,6 +600,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 1))
     def gives_up(self, back: int) -> None:
+        self.dropped += [item for item in self.core.queue if item.grant.phase == self.number - back]
         self.carry_out(self.core.handle(Abandon(self.number - back)))
 
     @invariant()
@@ -608,11 +608,15 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         waits = [(item.grant.phase, item.grant.batch) for item in self.core.queue]
-        abandoned = [(item.grant.phase, item.grant.batch) for item in self.core.pulls.values() if item.abandoned]
-        fates = sorted([*waits, *self.begun, *self.dropped, *abandoned])
-        assert fates == sorted(self.granted)
+        dropped = [(item.grant.phase, item.grant.batch) for item in self.dropped]
+        assert sorted([*waits, *self.begun, *dropped]) == sorted(self.granted)
         assert len(self.computing) <= self.core.threads
         assert self.takes + len(waits) + len(self.computing) == 2, "as many are out as were asked for"
+
+    @invariant()
+    def a_dropped_batch_is_released_with_its_last_answer(self) -> None:
+        for item, frame in self.frames if hasattr(self, "core") else ():
+            assert (frame.on_release is None) == (item in self.dropped and item not in self.core.pulls.values())
 
     @invariant()
     def there_is_always_something_to_wait_for(self) -> None:

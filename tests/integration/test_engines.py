@@ -325,7 +325,6 @@ def test_ray_places_the_processes_and_none_of_them_loads_it(launcher: Launcher, 
     done = launched.finish()
     assert done.code == 0, done.err
     assert "\nn1    " in done.err and "\nn2    " in done.err
-    examined(launcher, "ray")
     assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == done.result["samples"]["read"]
 
 
@@ -355,6 +354,7 @@ def test_the_processes_of_a_ray_node_that_is_lost_go_on_elsewhere(
 @pytest.mark.slow
 def test_a_run_outlives_ray_s_head_by_a_minute(launcher: Launcher, ray: RayCluster) -> None:
     """Then Ray ends its other nodes. The run's last sentence says how to resume it, and its checkpoints are good."""
+    examined(launcher, "ray")
     saved = ("checkpoint=full", "checkpoint.interval_steps=50", "model.hidden=[512,512]")
     launched = launcher.start("mode=async", *ENGINES["ray"], *LONG, *PACKED, *saved, "data.days=24")
     wait_for(lambda: list(launched.run_dir.glob("checkpoints/*/manifest.json")))

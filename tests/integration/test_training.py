@@ -46,6 +46,9 @@ def consistent(result: dict[str, Any], samples: int, *, global_batch: int = 256,
     assert sum(w["samples"] for w in result["per_worker"].values()) == samples
     assert set(result["per_worker"]) <= {f"W{index}" for index in range(workers)}
     assert result["refused_frames"] == 0
+    curve = result["curve"]
+    assert curve[-1]["samples"] == samples
+    assert all(0 <= point["auc"] <= 1 and point["loss"] > 0 for point in curve)
     times = result["time"]["processes"]
     assert set(times) >= set(result["per_worker"]) and times["S0"]["idle"] > 0 < times["S0"]["kernels"]
     journal_agrees(Path(result["run_dir"]) / "events.log", result, global_batch // workers)
@@ -129,6 +132,7 @@ def test_a_run_learns_and_its_result_adds_up(launcher: Launcher, mode: str, tran
     assert result == done.result
     assert (result["mode"], result["seed"]) == (mode, 3)
     consistent(result, 16000)
+    assert len(result["curve"]) >= 30
     traced(launched.run_dir, result)
     judged = [(phase["day"], phase["evaluated_on"]) for phase in result["phases"]]
     assert judged == [("day 0", "day1"), ("day 1", "day2")][: len(days)]
@@ -165,6 +169,7 @@ OPTIONS = {
         "optim.schedule.total=16", "optim.row_l2=all", "optim.row_weight_decay=0.001", "cluster.servers=1",
     ),
     "one worker, alone": ("mode=sync", "collective=gloo", "cluster.workers=1", "cluster.servers=1"),
+    "evaluations within a day": ("mode=gba", "train.eval_every=1000"),
     "fewer samples than a global batch": ("mode=gba", "data.rows_per_day=200"),
 }  # fmt: skip
 
@@ -177,12 +182,18 @@ PLAIN = (
 @pytest.mark.parametrize("name", [slow(name) if name in PLAIN else name for name in OPTIONS])
 def test_every_option_runs_to_its_end(launcher: Launcher, name: str) -> None:
     overrides = dict(pair.split("=", 1) for pair in OPTIONS[name] if "[" not in pair)
-    result = launcher.train(*OPTIONS[name])
+    done = launcher.start(*OPTIONS[name]).finish()
+    assert done.code == 0, done.err
+    assert "AUC" in done.err and "{" not in done.out, "JSON is asked for by --json"
+    result = done.result
     samples = int(overrides.get("data.rows_per_day", 4000))
     workers = int(overrides.get("cluster.workers", 2))
     local = int(overrides.get("mode.local_batch", 256 // workers))
     consistent(result, samples, global_batch=local * workers, workers=workers)
     assert 0.45 < result["auc"] < 1 and result["logloss"] < 1
+    within = int(overrides.get("train.eval_every", samples))
+    assert [phase["evaluated_on"] for phase in result["phases"]] == -(-samples // within) * ["day1"]
+    assert all(0 < phase["auc"] < 1 for phase in result["phases"])
 
 
 def test_a_model_that_diverges_is_told_in_a_sentence(launcher: Launcher) -> None:

@@ -30,5 +30,6 @@ def test_the_help_of_train_has_all_groups_and_the_keys_that_are_used_most() -> N
     text = CliRunner().invoke(cli, ["train", "--help"]).output
     assert all(f"  {group} " in text for group in (*GROUPS, "experiment"))
     assert len(MOST_USED) == 20 and all(f"  {key}=" in text for key in MOST_USED)
+    assert "  seed=0 " in text and "seed of initial values, shuffling and" in text.partition("  seed=0 ")[2][:80]
     assert text.count("    gbactl train") + text.count("  gbactl train") == 4 and max(map(len, text.splitlines())) <= 80
     assert "optim.lr=0.001" in text and "cluster.workers=4" in text, "of the default options"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sweep_compares_its_runs_and_those_that_it_takes_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep(tmp_path, "mode=sync,gba", "seed=1", "+tracking.tags.at=x${seed}")
+    notes = []  # of the parent, at the beginning of each job
+
+    def noted(cfg: RunConfig, command: CommandLine) -> Any:
+        notes.append(connect(tracking_uri()).get_run(os.environ[PARENT_RUN]).data.tags[NOTE])
+        return train(cfg, command)
+
+    sweep(tmp_path, "mode=sync,gba", "seed=1", "+tracking.tags.at=x${seed}", job=noted)
+    assert "No run has ended yet." in notes[0] and "| sync | 1 |" in notes[1] and "| gba |" not in notes[1]
     [parent], children = stored()
     assert sorted(run.info.run_name for run in children) == ["gba s1", "sync s1"]
     assert {run.data.tags[PARENT] for run in children} == {parent.info.run_id}
@@ -87,6 +95,19 @@ def test_a_sweep_s_run_directories_may_name_what_only_its_jobs_have(tmp_path: Pa
     [parent], children = stored()
     assert {path.name for path in tmp_path.glob("to-*")} == {"to-async", "to-gba"}
     assert [run.data.tags[PARENT] for run in children] == 2 * [parent.info.run_id]
+
+
+@pytest.mark.slow
+def test_trials_are_children_and_the_best_is_a_tag_of_their_parent(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra gbactl[optuna] is not installed")
+    rates = "optim.lr=tag(log, interval(0.0001, 0.01))"
+    sweep(tmp_path, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "mode=gba", rates, "run_dir=lr-${optim.lr}")
+    [parent], children = stored()
+    assert [run.data.tags[PARENT] for run in children] == 2 * [parent.info.run_id]
+    best, other = sorted(children, key=lambda run: -run.data.metrics["auc"])
+    line, command = parent.data.tags["gbactl.best"].splitlines()
+    assert line == f"optim.lr={best.data.params['optim.lr']}: auc {best.data.metrics['auc']:.6g}"
+    assert f"optim.lr={best.data.params['optim.lr']}" in command and other.data.params["optim.lr"] not in command
 
 
 def test_a_script_names_the_parent_and_a_failed_sweep_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from gbactl.launch.hydra_config import compose
 from gbactl.launch.progress import ProgressDisplay, Terminal
 from gbactl.launch.training_run import train
 from gbactl.replay.replay_command import replay, run_and_show
-from gbactl.tracking.final_metrics import ORIGIN_RUN, SLOW_WORKER
+from gbactl.tracking.final_metrics import ORIGIN_RUN, SLOW_WORKER, git_tags, user
 from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, PARENT, connect, tracking_uri
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 from tests.support.metric_groups import is_grouped
@@ -88,11 +88,18 @@ def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
     )
     assert run.info.run_name == "gba s0" and "Run it again" in tags[NOTE]
     assert run.data.metrics["train/eps_now"] > 0, "the last point is one of training"
+    named = {"mlflow.user": user(), "mlflow.source.name": "gbactl train", "mlflow.source.type": "LOCAL"}
+    assert (named | git_tags(Path.cwd())).items() <= tags.items()
+    curves = ("auc", "loss", "system/cpu_utilization_percentage")
+    auc, loss, system = ([m.step for m in connect(uri).get_metric_history(result["run_id"], name)] for name in curves)
+    assert max(auc) == max(loss) == result["samples"]["trained"] == 8000, "one axis for all curves: samples"
+    assert len(loss) >= 30 and set(system) <= {0, *loss}
     assert [(each.tags[0].value, each.dataset.name) for each in run.inputs.dataset_inputs] == [
         ("train", "synthetic"), ("eval", "synthetic"),
     ]  # fmt: skip
     experiment = connect(uri).get_experiment(run.info.experiment_id).tags
     assert experiment[KIND] == MODEL_DEVELOPMENT and "gbactl report --experiment gbactl" in experiment[NOTE]
+    assert experiment[NOTE].startswith("Which distributed training mode should this model run in, on this cluster?\n")
     assert (result["ne"] > 1) == useless and result["status"] == "FINISHED"
     said = capsys.readouterr().err
     if not useless:

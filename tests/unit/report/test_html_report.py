@@ -27,10 +27,9 @@ from gbactl.tracking.mlflow_connection import COMMAND, Run
 from tests.support.report_examples import run, three
 
 
-def result(mode: str, auc: float) -> dict[str, Any]:
-    phases = [
-        {"mode": mode, "samples": 500, "seconds": 5.0, "closing_seconds": 0.0, "auc": auc + day / 100} for day in (0, 1)
-    ]
+def result(mode: str, auc: float, seconds: float = 5.0) -> dict[str, Any]:
+    each = {"mode": mode, "samples": 500, "seconds": seconds, "closing_seconds": 0.0}
+    phases = [{**each, "auc": auc + day / 100} for day in (0, 1)]
     curve = [
         {"samples": 20 * n, "seconds": 0.3 * n, "training_seconds": 0.2 * n, "loss": 1 / n, "auc": 0.5 + n / 200,
          "speeds": {"W0": 100.0, "W1": 20.0 if n < 25 else 100.0}} for n in range(1, 51)
@@ -47,7 +46,9 @@ def result(mode: str, auc: float) -> dict[str, Any]:
 
 def written(*more: Run) -> str:
     report = compare([*three(), *more])
-    curves = {g.key: [curves_of(seed, result(g.key[0], 0.8)) for seed in g.seeds] for g in report.groups}
+    curves = {
+        g.key: [curves_of(seed, result(g.key[0], 0.8, 4.0 + int(seed))) for seed in g.seeds] for g in report.groups
+    }
     runs = [
         replace(each, tags={COMMAND: f"gbactl train mode={each.params['mode']} seed={each.seed}"}) for each in three()
     ]
@@ -123,6 +124,12 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     assert [(mark["x"], mark["text"]) for mark in marks if mark["group"] == "gba"] == [
         (2.0, "S0 kill at 2 s (seed 1)"), (0.0, "W1 up to 5x slower, 0 to 5 s (seed 1)"),
     ]  # fmt: skip
+    marks = rows_of(specs["AUC over samples"], "failure") + rows_of(specs["AUC over samples"], "slow")
+    assert [(mark["x"], mark.get("end")) for mark in marks if mark["group"] == "gba"] == [(200.0, None), (0.0, 500.0)]
+    times = {row["group"]: row for row in specs["Seconds of training to sync's last AUC"]["data"]["values"]}
+    assert [times["gba"][key] for key in ("low", "end", "high")] == [10.0, 12.0, 14.0], "least, median, largest"
+    sent = [row for row in specs["Bytes sent per sample"]["data"]["values"] if row["group"] == "gba"]
+    assert [(row["begin"], row["end"], row["label"]) for row in sent] == [(0, 2000, "3,000"), (2000, 3000, None)]
     eps = {row["group"]: row for row in specs["Samples per second (EPS)"]["data"]["values"]}
     assert eps["gba"]["low"] < eps["gba"]["end"] < eps["gba"]["high"] and "95 % interval" in eps["gba"]["text"]
     slow = [row for row in specs["gba, seed 1"]["data"]["values"] if row["process"] == "W1" and row["speed"] < 0.5]
@@ -180,10 +187,13 @@ def test_charts_are_files_that_stand_alone(tmp_path: Path) -> None:
     texts = [each.text for each in ElementTree.fromstring(found["auc-over-samples.svg"]).iter() if each.text]
     assert texts.count("to gba") == 2, "the mark of each line's switch"
     drawn, plain = (
-        specs_of(page(report, {g.key: [curves_of("1", each)] for g in report.groups}))["AUC over samples"]
+        specs_of(page(report, {g.key: [curves_of("1", each)] for g in report.groups}))
         for each in (switched, result("gba", 0.8))
     )
-    (_, top), (_, low) = (each["layer"][1]["encoding"]["y"]["scale"]["domain"] for each in (drawn, plain))
+    for title, x in (("AUC over samples", 500), ("AUC over seconds", 5)):
+        assert [row["x"] for row in rows_of(drawn[title], "switch")] == [x, x]
+    axes = (each["AUC over samples"]["layer"][1]["encoding"]["y"]["scale"]["domain"] for each in (drawn, plain))
+    (_, top), (_, low) = axes
     assert top > low + 0.01, "the marks' labels are above the curves"
     assert {*names, "AUC over samples"} <= set(texts)
     assert page(report, curves).count("</script>") == page(compare(three()), curves).count("</script>")

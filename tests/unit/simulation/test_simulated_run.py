@@ -235,7 +235,8 @@ def test_an_evaluation_within_a_day_waits_for_every_gradient(four_days: Path, tm
     assert len(result["phases"]) >= 12 and result["samples"]["decayed"] == 0
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "hop_bs", "shadow_ma"])
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("mode", EVERY)
 def test_every_mode_has_curves_of_loss_and_progressive_auc(data: Path, tmp_path: Path, mode: str) -> None:
     result = run(config(mode, global_batch=32, local_batch=8), data, tmp_path)
     curve = result["curve"]

@@ -18,13 +18,12 @@ import click
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from gbactl.checked_dataclasses import default_of, shown
+from gbactl.checked_dataclasses import shown
 from gbactl.cli import cli
-from gbactl.conf_catalogue import GROUPS, Entry, conf_dir, group_files, headline, options, single_keys
+from gbactl.conf_catalogue import GROUPS, Entry, group_files, headline, options, single_keys
 from gbactl.coordinator import event_log
-from gbactl.faults import fault_plan
-from gbactl.faults.fault_kinds import KINDS, Workers, typed_name
-from gbactl.launch.config_command import hint_of, hints_of, single_hints
+from gbactl.faults.fault_kinds import KINDS
+from gbactl.launch.config_command import fault_keys, hint_of, hints_of, names_processes, single_hints
 
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
@@ -70,7 +69,7 @@ def bounds(hint: Any) -> str:
         return ", ".join(map(code, get_args(hint)))
     if hint is None:
         return "text, or `null`"
-    if Workers in get_args(hint) or hint == Workers or hint == Workers | None:
+    if names_processes(hint):
         return "indexes, `all`, `random`, a number, or a share"
     text = re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", shown(hint))
     return text.replace(" or null", ", or `null`").replace("|", "\\|")
@@ -127,32 +126,14 @@ def configuration() -> str:
     return "\n".join(parts)
 
 
-def fault_comments() -> dict[tuple[str, str], str]:
-    """Meanings of the keys of each kind of fault, from the comments of conf/faults/."""
-    found: dict[tuple[str, str], str] = {}
-    for path in sorted((conf_dir() / "faults").glob("*.yaml")):
-        kind = ""
-        for line in path.read_text().splitlines():
-            if match := re.match(r"\s+(?:- |# )?(\w+): (.*?)\s+#\s*(.*)$", line):
-                found.setdefault((kind, match[1]), match[3])
-            elif match := re.match(r"\s+- kind: (\w+)", line):
-                kind = match[1]
-    return found
-
-
 def fault_kinds() -> str:
     """Section for each kind of fault: what it does, its keys, their defaults and bounds."""
-    parts, told = [], fault_comments()
-    assert fault_plan  # importing it registers every kind
+    parts = []
     for name, kind in sorted(KINDS.items()):
-        hints = get_type_hints(kind, include_extras=True)
         rows = []
-        for each in dataclasses.fields(kind):
-            key, needed = typed_name(each.name), default_of(each) is dataclasses.MISSING
-            default = "needed" if needed else code(default_of(each))
-            known = (told.get((name, key)), *(told.get((other, key)) for other in ("kill", *sorted(KINDS))))
-            meaning = next((text for text in known if text), "")
-            rows.append(f"| `{key}` | {cell(meaning)} | {default} | {bounds(hints[each.name])} |")
+        for each in fault_keys(name):
+            default = "needed" if each.default is dataclasses.MISSING else code(each.default)
+            rows.append(f"| `{each.key}` | {cell(each.meaning)} | {default} | {bounds(each.hint)} |")
         first = " ".join((kind.__doc__ or "").split())
         head = table("| Key | Meaning | Default | Values |", rows)
         parts.append(f"### kind: {name} {{ #fault-{name} }}\n\n{cell(first)}\n\n{head}")

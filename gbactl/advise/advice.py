@@ -72,7 +72,10 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
     kept = [each for each in outcomes if each.mode not in failed]
     made = compare([_run(each) for each in kept], None, SYNC, (), "auc", margin)
     said = [f"{mode} diverged with seed {each.seed}, and is left out: {each.diverged}" for mode, each in failed.items()]
-    standings = _ranked([_standing(group, kept) for group in made.groups])
+    # first those whose AUC is as good as sync's, the fastest first; then the others likewise
+    standings = sorted(
+        (_standing(group, kept) for group in made.groups), key=lambda each: (not each.counts, -each.rate)
+    )
     chosen = _chosen(standings)
     made = replace(
         made, columns=COLUMNS, groups=tuple(each.group for each in standings),
@@ -123,11 +126,6 @@ def _rates(mode: str, outcomes: Sequence[Outcome]) -> dict[int, float]:
     reference = {each.seed: each.eps for each in outcomes if each.mode == SYNC}
     ours = {each.seed: each.eps for each in outcomes if each.mode == mode and each.seed in reference}
     return {seed: eps / reference[seed] for seed, eps in ours.items()}
-
-
-def _ranked(standings: Sequence[ModeComparison]) -> list[ModeComparison]:
-    """Sort the modes: first those whose AUC is as good as sync's, the fastest first; then the others likewise."""
-    return sorted(standings, key=lambda each: (not each.counts, -each.rate))
 
 
 def _chosen(standings: Sequence[ModeComparison]) -> ModeComparison:

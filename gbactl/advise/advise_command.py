@@ -135,7 +135,7 @@ class Advising:
             try_policy(cfg)
         check_memory(self.cfg, self.dataset)
         self.began = time.monotonic()
-        folder = self._folder()
+        folder = run_dirs.create(replace(self.cfg, run_dir=self.cfg.run_dir or str(run_dirs.unused("advise"))))
         with run_dirs.lock(folder):
             tags = {RUN_KIND: "advice", COMMAND: self.command.text}
             tracked = self._track(folder, f"advice on {self.cfg.cluster.workers} workers", self.cfg, tags)
@@ -149,9 +149,6 @@ class Advising:
                 for saved in (*folder.glob("base-s*"), *folder.glob(f"*/{CHECKPOINTS}")):
                     shutil.rmtree(saved, ignore_errors=True)
             self._tell(found, folder, tracked)
-
-    def _folder(self) -> Path:
-        return run_dirs.create(replace(self.cfg, run_dir=self.cfg.run_dir or str(run_dirs.unused("advise"))))
 
     # -- simulations --------------------------------------------------------------------------------
 

@@ -147,9 +147,8 @@ class ObservedRun(LaunchedRun):
         super().on_event(event)
         if event.name == "progress" and self.notes.add(event.fields):
             used = cpu_by_role(self.run_dir)
-            self._marks.append(
-                Measurement(float(event.fields["samples"]), used, time.monotonic(), _seconds_of_other_processes(used))
-            )
+            strangers = machine_cpu() - sum(used.values()) - time.process_time()
+            self._marks.append(Measurement(float(event.fields["samples"]), used, time.monotonic(), strangers))
             if self.seconds is not None and self._marks[-1].time - self._marks[0].time >= self.seconds:
                 raise LongEnough
 
@@ -168,17 +167,14 @@ class ObservedRun(LaunchedRun):
 
 
 class Measurement(NamedTuple):
-    """Measurement at a progress event: samples, CPU seconds by role, time, CPU seconds of other processes."""
+    """Measurement at a progress event: samples, CPU seconds by role, time, and CPU seconds of `strangers`.
+
+    These are all processes but the run's nodes and this one."""
 
     samples: float
     used: dict[str, float]
     time: float
     strangers: float
-
-
-def _seconds_of_other_processes(used: dict[str, float]) -> float:
-    """Compute the CPU seconds of all processes but the run's nodes and this one."""
-    return machine_cpu() - sum(used.values()) - time.process_time()
 
 
 def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None) -> Observation:

@@ -94,7 +94,6 @@ class Checkpointing:
         # step and number of the next checkpoint, and the dense parameters that a worker is asked for before
         self._planned: tuple[int, int, ReplicaMean] | None = None
         self._open: OpenCheckpoint | None = None
-        self._server_restored = False  # a server was restored since the checkpoint in progress began
         self._stop: tuple[float, float] | None = None  # a stop is requested: deadline; seconds allowed
 
     @property
@@ -138,10 +137,10 @@ class Checkpointing:
     def _resume(self, path: Path) -> None:
         run, position = self.run, JobPosition.read(read_manifest(path).position)
         self.resumed, self._base = position, None
+        run.record.continue_clock(position.seconds)
         run.record.restore(position)
         same_run = path.resolve().parent == self.folder.path.resolve()
         run.record.inherited = position.inherited if same_run else len(position.phases)
-        run.record.continue_clock(position.seconds)
         run.record.modes = position.modes_with(run.cfg.mode.name)
         run.step = position.step
 
@@ -306,7 +305,7 @@ class Checkpointing:
         )  # fmt: skip
         unsaved, ends_run = list(self.unsaved.updates.pending), self._stop is not None
         self._open = OpenCheckpoint(manifest, position.ledger.read, run.hub.now(), dense, ends_run, unsaved)
-        self._server_restored, self._due = False, run.hub.now() + self.schedule.seconds_between
+        self._due = run.hub.now() + self.schedule.seconds_between
         try:
             self.folder.begin(number)
         except OSError as error:
@@ -394,7 +393,7 @@ class Checkpointing:
         self.state.tick += 1
         manifest, seconds = checkpoint.manifest, self.run.hub.now() - checkpoint.began
         base = [] if manifest.kind == "whole" else manifest.base
-        self._base = None if self._server_restored else [*base, manifest.name]
+        self._base = [*base, manifest.name]
         self.state.done += 1
         self.state.bytes += manifest.bytes
         self.state.seconds += seconds
@@ -429,7 +428,7 @@ class Checkpointing:
     def on_server_failure(self, shard: int) -> None:
         """Handle a server failure: give up the checkpoint in progress; the next one saves all rows of every shard."""
         self.finish_or_abandon(f"S{shard} is gone")
-        self._base, self._server_restored = None, True
+        self._base = None
 
     def newest(self) -> tuple[str, JobPosition]:
         """Folder ("" for the beginning) and position of the newest complete checkpoint."""

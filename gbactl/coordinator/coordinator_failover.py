@@ -58,7 +58,7 @@ class Failover:
         infos = [record for record in journal.records if isinstance(record, InfoRecord)]
         phases = [record.fields for record in infos if record.kind == event_log.PHASE]
         self.number = journal.state.standstill.phase + len(phases)
-        self.begin_phase = BeginPhase(**phases[-1]) if phases and self.stage == TRAIN else None
+        self.run.begin_phase = BeginPhase(**phases[-1]) if phases and self.stage == TRAIN else None
         self.server_failures = [record.fields for record in infos if record.kind == event_log.SERVER]
         self.failures = [record.fields for record in infos if record.kind == event_log.FAILURE]
         self.announced = any(isinstance(record, AnnounceRecord) for record in journal.records)
@@ -77,28 +77,28 @@ class Failover:
         run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
         self.core.servers.check_failover(self.server_failures)
-        run.members.set_informed(self.live_workers)
+        run.members.informed |= self.live_workers
 
         def all_connected() -> bool:
             return servers <= set(self._server_states) and run.launcher is not None
 
-        if not (yield WaitCondition(all_connected, run.hub.now() + cluster.start_timeout)):
+        def complete() -> bool:
+            return all_connected() and self.live_workers <= set(self._worker_states)
+
+        yield WaitCondition(all_connected, run.hub.now() + cluster.start_timeout)
+        yield WaitCondition(complete, run.hub.now() + cluster.hang_seconds)
+        if not all_connected():
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._server_states))) or "The launcher"
             raise ClusterError(f"{missing} did not reconnect to the new coordinator; look into the logs.")
-        yield WaitCondition(lambda: self.live_workers <= set(self._worker_states), run.hub.now() + cluster.hang_seconds)
         run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""
-        incarnation = self.incarnations.get(hello.number, 0)
-        if hello.role == "worker" and (
-            hello.number not in self.live_workers or channel.peer.incarnation != incarnation
-        ):
+        known = self.servers if hello.role == "server" else self.incarnations
+        failed = hello.role == "worker" and hello.number not in self.live_workers
+        if failed or channel.peer.incarnation != known.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who was there before.")
-        if hello.role == "server" and channel.peer.incarnation != self.servers.get(hello.number, 0):
-            raise WireError(f"{channel.peer} is not who served there before.")
         self.run.members.hello(channel, hello)
-        self.run.members.ready.add((hello.role, hello.number))
         channel.send(Takeover(self.journal.term))
 
     def on_lost(self, channel: Channel) -> bool:
@@ -140,15 +140,15 @@ class Failover:
         """Restore the run to the last point at which no batch was in flight. Returns whether all rounds are over."""
         run, standstill, position = self.run, self.state.standstill, self.state.standstill.position
         assert position is not None
+        run.record.continue_clock(run.hub.now() - standstill.began)
         run.record.restore(position)
         run.record.inherited = position.inherited
         run.record.optimizer_reset = self.state.ongoing.optimizer_reset_at == position.step
-        run.record.continue_clock(run.hub.now() - standstill.began)
         run.restore_times(replaced=False)
-        run.step, run.phase_number, run.started = position.step, self.number, True
+        run.step, run.phase_number = position.step, self.number
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)
-        self.core.switch.restore(standstill.round, position.switches)
+        run.switch_plan.taken = position.switches
         if self.announced:  # a switch before this phase is reported without its pause, whose start is unknown
             self.state.switch.gradient = None
         if (observed := run.record.statistics.observed) is not None:
@@ -157,7 +157,7 @@ class Failover:
         if self.stage != OVER:  # no round is open: one that a rollback opens again is trained from the checkpoint on
             round_begun = standstill.round_begun or self.stage == EVALUATE
             self._round_state = (tuple(standstill.rest), round_begun, self.stage == TRAIN)
-        if self.begin_phase is None:
+        if run.begin_phase is None:
             yield from self._resume(None, {})
         return self.stage == OVER
 
@@ -172,7 +172,7 @@ class Failover:
         """Restore a resumed phase, on the coordinator and every node, to the point where the log ends.
 
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
-        begin_phase, policy = self.begin_phase, training.policy
+        begin_phase, policy = self.run.begin_phase, training.policy
         assert begin_phase is not None
         logged_phase = (begin_phase.samples, begin_phase.first_step, begin_phase.number)
         if (policy.phase.samples, policy.step, training.number) != logged_phase:
@@ -198,18 +198,11 @@ class Failover:
         self, training: LivePhase, channel: Channel, state: ServerState, commands: Sequence[Command]
     ) -> None:
         """Send a server the phase and the step orders that it has not received."""
-        assert self.begin_phase is not None
         if state.phase != training.number:
-            channel.send(self._begin_phase_for_servers)
+            channel.send(self.run.begin_phase_for_servers)
         for command in commands:
             if isinstance(command, ApplyStep) and command.step.step >= state.version:
                 channel.send(training.order_message(command))
-
-    @property
-    def _begin_phase_for_servers(self) -> BeginPhase:
-        """Message that announces the current phase to servers (see RunFlow._begin)."""
-        assert self.begin_phase is not None
-        return self.begin_phase._replace(served_dense=self.run.home != "workers")
 
     def _unreceived_grants(
         self, training: LivePhase, state: WorkerState, empty_grants: Sequence[HandOut]
@@ -245,7 +238,6 @@ class Failover:
         run.taking_over = False
         self._handle_lost_workers(training)
         if training is not None:
-            core.workers.begin_phase, core.servers.begin_phase = self.begin_phase, self._begin_phase_for_servers
             for channel, staged in self._staged:
                 if run.members.channels.get(("server", staged.shard)) is channel:
                     core.on_staged(staged)
@@ -275,9 +267,9 @@ class Failover:
         if self.run.home == "servers" and self.incarnations.get(state.worker):
             self.run.members.channels_of("worker")[state.worker].send(MoveDense("servers", -1, UNANSWERED))
         if state.phase != training.number:
-            self.run.members.channels_of("worker")[state.worker].send(self.begin_phase)
+            self.run.members.channels_of("worker")[state.worker].send(self.run.begin_phase)
         for grant in missing:
-            training.send_grant(state.worker, grant, training.phase.lr_scale_of(grant))
+            training.send_grant(state.worker, grant)
 
     def _batches_awaited(
         self, training: LivePhase | None, state: WorkerState, missing: list[Grant], unreceived: int
@@ -309,10 +301,7 @@ class Failover:
         run.fencing.failed_workers.clear()
         for worker in self.failed_workers:
             batches = [] if training is None else training.ignore_worker(worker)
-            if batches:
-                run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
-            else:
-                run.fencing.failed_workers.append(worker)
+            run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
             run.members.send_to_all("worker", WorkerFailed(worker))
             core.report_lost(Peer("worker", worker, self.incarnations.get(worker, 0)), len(batches))
         for worker in sorted(self.live_workers - set(self._worker_states)):

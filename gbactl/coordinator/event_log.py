@@ -83,7 +83,7 @@ class JoinedRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """Event log record: the phase ends early, before the batch numbered `batch`.
+    """Event log record: the phase ends early, before the batch numbered `batch` (0: as soon as possible).
 
     The run switches its mode, a worker's successor needs the dense parameters, or a full recovery begins."""
 

@@ -7,9 +7,7 @@ staged gradient slice) is a method of CoordinatorCore, which calls these parts o
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.failure_recovery import LostDenseGradients, ServerRecovery, WorkerRecovery, hang_error
@@ -37,18 +35,14 @@ class CoordinatorCore:
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run = run
-        self.checkpoints = Checkpointing(run, self._gathering)
+        self.replicas = ReplicaPhases(run, term)
+        self.checkpoints = Checkpointing(run, self.replicas.gathering)
         self.workers = WorkerRecovery(run)
         self.servers = ServerRecovery(run, full=self.checkpoints.estimate.recovery == "full")
         self.requests = NodeRequests(run, self.servers.restart_deadlines)
         self.migration = DenseMigration(run)
         self.switch = ModeSwitch(run, self.requests, self.migration)
-        self.replicas = ReplicaPhases(run, term)
         self.sums = LostDenseGradients(run)
-
-    def _gathering(self) -> ReplicaMean | None:
-        workers = self.replicas.workers_to_save
-        return ReplicaMean(workers, self.replicas.has_centre) if workers else None
 
     def poll(self) -> None:
         """Do periodic work between two messages: checkpoints, heartbeats, successors, mode switches, replica phases."""
@@ -132,7 +126,6 @@ class CoordinatorCore:
         self.replicas.drop_requests(worker)
         batches = [] if run.training is None else run.training.ignore_worker(worker)
         run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
-        run.state.ongoing.lives.workers[worker] = peer.incarnation
         run.log_note()
         run.members.send_to_all("worker", WorkerFailed(worker))
         self.checkpoints.on_worker_failure(worker)
@@ -210,8 +203,8 @@ class CoordinatorCore:
     def _update_server_successor(self, channel: Channel, loaded: int) -> None:
         """Send a server's successor the state of the run: phase, failed workers, number of steps, open requests."""
         run = self.run
-        if self.servers.begin_phase is not None:
-            channel.send(self.servers.begin_phase)
+        if run.begin_phase is not None:
+            channel.send(run.begin_phase_for_servers)
         run.fencing.tell_successor(channel)
         waiting = [] if run.training is None else run.training.on_server_replaced()
         reset_at = run.state.ongoing.optimizer_reset_at
@@ -233,10 +226,3 @@ class CoordinatorCore:
         run.failures.record_takeover(failure, detected, last_sign)
         run.log_note()
         run.send_event("joined", {"process": "C", "step": run.step_now})
-
-    # -- result -------------------------------------------------------------------------------------
-
-    def summary(self) -> dict[str, Any]:
-        """Fields of result.json about replicas and about switch=auto."""
-        auto = self.switch.auto
-        return {**self.replicas.result(), **({} if auto is None else {"auto": auto.summary()})}

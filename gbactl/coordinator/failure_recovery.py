@@ -59,7 +59,6 @@ class WorkerRecovery:
         self.injector = FaultInjector(plan)
         self.injector.due(*run.state.ongoing.failures.last_injection)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
-        self.begin_phase: BeginPhase | None = None  # last phase announced to workers
         self._uses_heartbeat = cfg.engine.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
@@ -101,7 +100,7 @@ class WorkerRecovery:
 
     def _inject(self, injection: Injection, progress: tuple[int, float]) -> None:
         run = self.run
-        if self._is_member(injection.process):
+        if injection.process in ("C", *(str(channel.peer) for channel in run.members.channels.values())):
             run.failures.record_injection(injection.process, injection.kind)
         run.state.ongoing.failures.last_injection = progress
         run.log_note()
@@ -113,15 +112,9 @@ class WorkerRecovery:
         run = self.run
         ready, unequal = self.admissible, run.state.ongoing.unequal
         if ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
-            self.admit(self.begin_phase)
+            self.admit(run.begin_phase)
         elif (ready or unequal) and run.training is not None and run.training.stopped is None:
             run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
-
-    def _is_member(self, process: str) -> bool:
-        if process == "C":
-            return True
-        role = {"W": "worker", "S": "server"}.get(process[0])
-        return role is not None and (role, int(process[1:])) in self.run.members.channels
 
     def on_server_failure(self) -> None:
         """Mark the workers' dense parameters as perhaps unequal: a server failure may have cut off a migration."""
@@ -146,8 +139,10 @@ class WorkerRecovery:
 
     @property
     def admissible(self) -> list[int]:
-        """Failed workers whose successors wait and can be admitted: all servers refuse their predecessors."""
-        return [worker for worker in self.run.members.ready_workers if not self.run.fencing.fencing(worker)]
+        """Failed workers whose successors are ready and can be admitted: all servers refuse their predecessors."""
+        waiting = self.run.members.successors.items()
+        ready = sorted(number for (role, number), each in waiting if role == "worker" and each.ready)
+        return [worker for worker in ready if not self.run.fencing.fencing(worker)]
 
     def admit(self, begin_phase: BeginPhase | None, home: str | None = None) -> None:
         """Admit ready successors of failed workers.
@@ -160,8 +155,7 @@ class WorkerRecovery:
         run = self.run
         successor = run.members.admit("worker", worker)
         channel = successor.channel
-        run.fencing.on_replaced(worker)
-        run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
+        run.fencing.on_replaced(worker, channel.peer.incarnation)
         run.log_note()
         channel.send(MoveDense(home, -1, UNANSWERED))
         if begin_phase is not None:
@@ -199,18 +193,15 @@ class ServerRecovery:
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
-        self.begin_phase: BeginPhase | None = None  # last phase announced to servers
-        self.heartbeat = self._new_heartbeat(False)
-
-    def _new_heartbeat(self, reading: bool) -> Heartbeat:
-        c = self.run.cfg.cluster
-        return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
+        self.restart_deadlines(False)
 
     def restart_deadlines(self, reading: bool) -> None:
         """Restart the servers' heartbeat deadlines, when a request is sent to them and when all have answered it.
 
         `reading`: the request makes them read all their data, so they may be silent for longer."""
-        self.heartbeat = self._new_heartbeat(reading)
+        c = self.run.cfg.cluster
+        patience = max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds
+        self.heartbeat = Heartbeat(patience, self.run.hub.now)
 
     # -- failures -----------------------------------------------------------------------------------
 

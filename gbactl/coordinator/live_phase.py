@@ -7,7 +7,7 @@ and then carried out on the channels to workers and servers. A gradient costs th
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -29,7 +29,6 @@ from gbactl.coordinator.training_phase import (
     Decided,
     DiscardGradient,
     GiveUpBatch,
-    HandOut,
     TrainingPhase,
     order_record,
     step_order,
@@ -85,7 +84,6 @@ class LivePhase:
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # time at which the phase was ordered to end
         self.single_batch = False  # whether a worker gets no second batch while it has one: without prefetch
-        self._in_flight: Counter[int] = Counter()  # per worker: batches in flight
         self._openings = -1
         self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its staged gradient slice
         self._ignored: set[int] = set()
@@ -139,16 +137,20 @@ class LivePhase:
         """Hand a worker its next batch, if the policy allows."""
         # a worker may not know the phase yet after a failover
         unreachable = worker not in self.workers or worker in self._uninformed
-        if unreachable or (self.single_batch and self._in_flight[worker]):
+        if unreachable or (self.single_batch and self.policy.holding[worker]):
             return False
-        command = self.phase.take(worker)
-        if command is None:
+        grant = self.policy.take(worker)
+        if grant is None:
             return False
         if requested:
-            self._unrequested.discard(command.grant.batch)  # another worker had got it unrequested, and failed
+            self._unrequested.discard(grant.batch)  # another worker had got it unrequested, and failed
         else:
-            self._unrequested.add(command.grant.batch)
-        self._hand_out(command)
+            self._unrequested.add(grant.batch)
+        self.clock.tick()
+        self.log.write(GrantRecord(worker, grant.batch, grant.token))
+        self.send_grant(worker, grant)
+        self._send_hints()
+        self.on_grant(worker, grant.token)
         return True
 
     def _send_hints(self) -> None:
@@ -159,7 +161,7 @@ class LivePhase:
                 message = PrefetchHint(self.number, batch, batch * phase.local_batch, phase.size(batch))
                 self.workers[worker].send(message)
 
-    def send_grant(self, worker: int, grant: Grant, lr_scale: float) -> None:
+    def send_grant(self, worker: int, grant: Grant) -> None:
         """Send a worker the grant of a batch."""
         message = Granted(
             self.number,
@@ -169,7 +171,7 @@ class LivePhase:
             grant.samples,
             grant.after,
             grant.divisor,
-            lr_scale,
+            self.phase.lr_scale(grant.progress) if grant.divisor else 0.0,  # of a step that the workers apply
             self.phase.statistics.unslowed_seconds(worker, grant.samples),
         )
         self.workers[worker].send(message)
@@ -181,7 +183,6 @@ class LivePhase:
 
         `due`: commands still to be carried out; `uninformed`: workers that get no message before `resume_hand_out`."""
         self._uninformed = uninformed
-        self._in_flight.update(owner for owner, _ in self.policy.leases.values())
         if self.phase.stopped:
             self.stop_at, self.stopped = None, self.clock.now()
         for command in due:
@@ -217,7 +218,6 @@ class LivePhase:
         leased = sorted(self.policy.leased_to(worker))
         for batch in leased:
             self._staged.pop(batch, None)
-        self._in_flight.pop(worker, None)  # a successor holds no batch of the phase
         self.empty_grants.pop(worker, None)
         return leased
 
@@ -262,7 +262,6 @@ class LivePhase:
         counted = () if self.phase.slices is None else tuple(staged.rows for staged in slices)
         gradient = AnnounceRecord(first.worker, first.batch, rows, dense, counted)
         self.log.write(gradient if self.log.ahead else gradient._replace(part_rows=()))
-        self._in_flight[first.worker] -= 1
         self.clock.announced()
         commands = self.phase.apply(gradient)
         self.phase.statistics.add_timing(
@@ -281,9 +280,9 @@ class LivePhase:
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
             raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
 
-    def stop(self, batch: int = 0) -> None:
-        """End the phase early (for a switch, successor or rollback): before `batch` or, if 0, as soon as possible."""
-        self._log_and_decide(StopRecord(batch))
+    def stop(self) -> None:
+        """End the phase as soon as possible, for a switch, successor or rollback."""
+        self._log_and_decide(StopRecord(0))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 
@@ -314,15 +313,6 @@ class LivePhase:
             self._order(command)
         else:
             self._drop(command)
-
-    def _hand_out(self, command: HandOut) -> None:
-        worker, grant = command.worker, command.grant
-        self.clock.tick()
-        self._in_flight[worker] += grant.samples > 0
-        self.log.write(GrantRecord(worker, grant.batch, grant.token))
-        self.send_grant(worker, grant, command.lr_scale)
-        self._send_hints()
-        self.on_grant(worker, grant.token)
 
     def _drop(self, command: DiscardGradient | GiveUpBatch) -> None:
         batch = command.drop.batch if isinstance(command, DiscardGradient) else command.batch

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gbactl.coordinator.state import Incarnations
 from gbactl.errors import WireError
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.messages import Fence, Fenced, Hello, Ping, Pong, ShardAddresses, WorkerFailed
@@ -37,7 +38,7 @@ class Membership:
         self.ready: set[tuple[str, int]] = set()
         self.settled = False  # all nodes have joined: a node that connects now is a successor
         self.successors: dict[tuple[str, int], Successor] = {}
-        self._informed: set[int] = set()  # workers that know the servers' addresses
+        self.informed: set[int] = set()  # workers that know the servers' addresses
         self._uninformed: dict[int, Channel] = {}  # workers that wait for them
 
     def hello(self, channel: Channel, hello: Hello) -> None:
@@ -55,24 +56,15 @@ class Membership:
         if hello.role == "server":
             self.addresses[number] = hello.address
         elif self.settled:
-            self._informed.discard(number)
-        if hello.role == "worker" and number not in self._informed:
+            self.informed.discard(number)
+        if hello.role == "worker" and number not in self.informed:
             self._uninformed[number] = channel
         self._tell_addresses()
-
-    def set_informed(self, workers: Collection[int]) -> None:
-        """Record the workers that already know the servers' addresses."""
-        self._informed.update(workers)
 
     def successor(self, channel: Channel, role: str, number: int) -> Successor | None:
         """Successor of a failed node, not yet a member, to which a channel belongs; None if there is none."""
         successor = self.successors.get((role, number))
         return successor if successor is not None and successor.channel is channel else None
-
-    @property
-    def ready_workers(self) -> list[int]:
-        """Failed workers whose successors are ready, in order."""
-        return sorted(number for (role, number), each in self.successors.items() if role == "worker" and each.ready)
 
     def forget_successor(self, channel: Channel) -> bool:
         """Forget a successor that failed before it was a member. Returns whether the lost channel was a successor's."""
@@ -97,14 +89,14 @@ class Membership:
         for number, channel in self._uninformed.items():
             node = ("worker", number)
             if channel is self.channels.get(node) or self.successor(channel, *node) is not None:
-                self._informed.add(number)
+                self.informed.add(number)
                 channel.send(ShardAddresses([self.addresses[shard] for shard in shards]))
         self._uninformed.clear()
 
     def tell_successors(self, message: Any) -> None:
         """Send a message to every failed worker's successor that knows the servers' addresses."""
         for (role, number), successor in self.successors.items():
-            if role == "worker" and number in self._informed:
+            if role == "worker" and number in self.informed:
                 successor.channel.send(message)
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:
@@ -150,16 +142,15 @@ class Membership:
 class Fencing:
     """Fencing of failed workers: all servers refuse a failed worker's messages before its successor joins."""
 
-    def __init__(self, members: Membership, failed_workers: list[int]) -> None:
-        self.members, self.failed_workers = members, failed_workers
+    def __init__(self, members: Membership, lives: Incarnations) -> None:
+        self.members, self.lives, self.failed_workers = members, lives, lives.failed_workers
         self._confirmed: dict[int, set[int]] = {}
-        self._incarnations: dict[int, int] = {}  # worker -> its last incarnation that has ended
 
     def fence(self, worker: int, phase: int, batches: list[int], incarnation: int) -> None:
         """Order every server to refuse a failed worker's messages and discard the slices of its unannounced batches."""
         self.failed_workers.append(worker)
         self._confirmed[worker] = set()
-        self._incarnations[worker] = incarnation
+        self.lives.workers[worker] = incarnation
         self.members.send_to_all("server", Fence(worker, phase, batches, incarnation))
 
     def tell_workers(self) -> None:
@@ -169,16 +160,18 @@ class Fencing:
 
     def tell_successor(self, server: Channel) -> None:
         """Tell a failed server's successor which failed workers to refuse."""
-        for worker, incarnation in sorted(self._incarnations.items()):
-            server.send(Fence(worker, -1, [], incarnation))
+        for worker, incarnation in sorted(self.lives.workers.items()):
+            ended = incarnation if worker in self.failed_workers else incarnation - 1
+            server.send(Fence(worker, -1, [], ended))
 
     def fencing(self, worker: int) -> bool:
         """Whether some server has yet to confirm that it refuses a failed worker."""
         return worker in self._confirmed
 
-    def on_replaced(self, worker: int) -> None:
+    def on_replaced(self, worker: int, incarnation: int) -> None:
         """Record that a failed worker was replaced: its successor was admitted."""
         self.failed_workers.remove(worker)
+        self.lives.workers[worker] = incarnation
 
     def on_fenced(self, message: Fenced) -> bool:
         """Record that a server refuses a failed worker. Returns whether it was the last server to do so."""

@@ -23,6 +23,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
 from gbactl.coordinator.run_summary import checksums
+from gbactl.coordinator.state import kind_of_dense
 from gbactl.errors import ClusterError, GbactlError
 from gbactl.policies.policy import Policy
 from gbactl.switching.auto_controller import AutoSwitch
@@ -90,13 +91,10 @@ class DenseMigration:
         In that case the servers hold them, which after a phase also hold the mean or centre of the replicas.
 
         Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
-        state, self.moving = self.state, True
+        state = self.state
         state.to, state.source = to, source
         self.run.log_note()
-        try:
-            moved = yield from self._migrate(to, source)
-        finally:
-            self.moving = False
+        moved = yield from self._migrate(to, source)
         state.to = state.source = ""
         state.home = to if moved else source
         self.run.log_note()
@@ -111,7 +109,7 @@ class DenseMigration:
         if migration == ("servers", "workers"):
             yield from self.migrate("servers", "workers")
         else:
-            yield from self._ask("servers", -1, lambda: False)  # the servers have kept what they gave
+            yield from self._ask("servers")  # the servers have kept what they gave
             state.home = "servers"
         if home != "servers":
             yield from self.migrate(home, "servers")
@@ -121,25 +119,21 @@ class DenseMigration:
             yield from self._send_to_servers()
         if to == "servers":
             if source == "replicas":
-                yield from self._ask("servers", -1, lambda: False)
+                yield from self._ask("servers")
             return True
         failed_before = len(self.fencing.failed_workers)
-        yield from self._ask(to, -1, lambda: len(self.fencing.failed_workers) > failed_before)
+        yield from self._ask(to, enough=lambda: len(self.fencing.failed_workers) > failed_before)
         if len(self.fencing.failed_workers) == failed_before:
             return True
         if source == "workers":
             raise ClusterError("A worker failed while the dense parameters moved from the workers to the trainers.")
-        yield from self._ask(source, -1, lambda: False)
+        yield from self._ask(source)
         return False
 
     def fetch_again(self, home: str) -> Flow[None]:
         """Have every holder at `home` fetch the dense parameters from the servers after a rollback."""
-        self.moving = True
-        try:
-            yield from self._ask("servers", -1, lambda: False)
-            yield from self._ask(home, -1, lambda: False)
-        finally:
-            self.moving = False
+        yield from self._ask("servers")
+        yield from self._ask(home)
 
     def _send_to_servers(self) -> Flow[None]:
         """Have one worker send the dense parameters to the servers; if it fails meanwhile, have another do so."""
@@ -149,7 +143,8 @@ class DenseMigration:
             if giver in self._moved:
                 return
 
-    def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> Flow[None]:
+    def _ask(self, home: str, giver: int = -1, enough: Callable[[], bool] = lambda: False) -> Flow[None]:
+        self.moving = True
         self.state.request += 1
         self._moved.clear()
         self.members.send_to_all("worker", MoveDense(home, giver, self.state.request))
@@ -157,8 +152,9 @@ class DenseMigration:
         def answered() -> bool:
             return set(self.members.channels_of("worker")) <= self._moved or enough()
 
-        deadline = self.run.hub.now() + self.run.cfg.cluster.start_timeout
-        if not (yield WaitCondition(answered, deadline)):
+        in_time = yield WaitCondition(answered, self.run.hub.now() + self.run.cfg.cluster.start_timeout)
+        self.moving = False
+        if not in_time:
             silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.channels_of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")
 
@@ -171,39 +167,33 @@ class ModeSwitch:
         self.state = run.state.switch
         self.plan, self.auto = run.switch_plan, run.auto
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
-        self._round = 0
         self._ends_at: int | None = None  # samples of the phase that a scheduled switch has shortened
-        self._stopping = self._under_way = False
+        self._under_way = False  # from the end of hand-out that a switch causes until it is done
         self._drained_checksum: str | None = None
         self._losses_at_drain = 0  # server failures before the checksum: a successor's state is older
         self._switch_request: dict[str, Any] = {}
 
-    def restore(self, number: int, taken: int) -> None:
-        """Restore the switches at round `number`: the first `taken` entries of the schedule are already done."""
-        self._round, self.plan.taken = number, taken
-
     # -- between two phases -------------------------------------------------------------------------
 
-    def go_on(self, number: int, first: int, begun: bool, kind_of_dense: str) -> Flow[None]:
-        """Switch the mode, if a switch is due, before the phase of round `number` that begins at sample `first`.
+    def go_on(self, first: int, begun: bool) -> Flow[None]:
+        """Switch the mode, if a switch is due, before the phase of the current round that begins at sample `first`.
 
-        `begun`: the day has begun before; `kind_of_dense`: what the replicas of the previous phase became."""
-        self._round = number
+        `begun`: the day has begun before."""
         self._report(None)
         cfg = self.plan.take(self._position())
         if cfg is not None:
             self._under_way = True
-            yield from self._switch(cfg, first, begun, kind_of_dense)
-        self._under_way = self._stopping = False
+            yield from self._switch(cfg, first, begun)
+        self._under_way = False
 
-    def _switch(self, cfg: RunConfig, first: int, begun: bool, kind_of_dense: str) -> Flow[None]:
+    def _switch(self, cfg: RunConfig, first: int, begun: bool) -> Flow[None]:
         run, request, self._switch_request = self.run, self._switch_request, {}
         self._losses_at_drain = run.server_losses
         servers = yield from self.requests.inspect("server", what=self.checksum_scope)
         if begun:
             self.log_checksums(servers)
         why_not = self._worker_obstacle(cfg) or (yield from self._migrate_and_check(cfg, servers, begun))
-        dense = {"dense": kind_of_dense} if run.home == "replicas" else {}
+        dense = {"dense": kind_of_dense(run.current.mode.policy)} if run.home == "replicas" else {}
         report = {**request, "from": run.current.mode.name, "to": cfg.mode.name, "step": run.step, **dense}
         if why_not:
             self._drained_checksum = None
@@ -221,7 +211,8 @@ class ModeSwitch:
         """Compute checksums and migrate the dense parameters for a switch. Returns an error sentence, empty if none."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
-            workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=self._drain_seconds)
+            patience = max(1.0, self.run.cfg.switch.drain_seconds)
+            workers = yield from self.requests.inspect("worker", what=self.checksum_scope, seconds=patience)
             if not workers:
                 return "a worker did not answer"
         if reason := self._worker_obstacle(cfg):
@@ -253,14 +244,9 @@ class ModeSwitch:
 
     def _worker_obstacle(self, cfg: RunConfig) -> str:
         """Reason why a due switch to `cfg` is impossible; empty if it is possible."""
-        if not cfg.collective_now:
-            return ""
         failed = ", ".join(f"W{worker}" for worker in self.run.fencing.failed_workers)
-        return f"{failed} died, and {cfg.mode.name} needs every worker" if failed and cfg.home != "replicas" else ""
-
-    @property
-    def _drain_seconds(self) -> float:
-        return max(1.0, self.run.cfg.switch.drain_seconds)
+        needs_all = cfg.collective_now and cfg.home != "replicas"
+        return f"{failed} died, and {cfg.mode.name} needs every worker" if failed and needs_all else ""
 
     @property
     def checksum_scope(self) -> str:
@@ -322,8 +308,8 @@ class ModeSwitch:
             self._report(training.clock.gradients[0])
         if self.auto is not None:
             self._ask_controller(self.auto, training)
-        if not self._stopping and self.plan.must_end_phase(self.run.record.seconds):
-            self._stopping = True
+        if not self._under_way and self.plan.must_end_phase(self.run.record.seconds):
+            self._under_way = True
             scheduled = "" if self.plan.next is None else self.plan.next.to
             to = self._switch_request.get("to", scheduled)
             log.info("a switch to %s is due: at step %d hand-out ends", to, training.policy.step)
@@ -369,7 +355,7 @@ class ModeSwitch:
     def _switch_ends(self, policy: Policy) -> bool:
         """Whether a switch ends the phase, and not the round, an evaluation, a successor or a rollback."""
         step = self.plan.due_step()
-        return self._stopping or policy.phase.samples == self._ends_at or (step is not None and policy.step >= step)
+        return self._under_way or policy.phase.samples == self._ends_at or (step is not None and policy.step >= step)
 
     # -- requests of users --------------------------------------------------------------------------
 
@@ -394,13 +380,13 @@ class ModeSwitch:
 
     @property
     def _busy(self) -> bool:
-        return self._stopping or self._under_way or bool(self._switch_request) or self.state.report is not None
+        return self._under_way or bool(self._switch_request) or self.state.report is not None
 
     def _obstacle(self, cfg: RunConfig) -> str:
         training = self.run.training
-        last = self._round == len(self.run.rounds) - 1
+        last = self.run.record.round == len(self.run.rounds) - 1
         more = training is not None and not training.policy.exhausted
-        if last and not more and self.run.started:
+        if last and not more and self.run.phase_number:
             return "the run has handed out its last batch"
         return self._worker_obstacle(cfg) or switch_obstacle(self.run.cfg, cfg)
 
@@ -414,4 +400,4 @@ class ModeSwitch:
 
     def _position(self) -> RunProgress:
         record = self.run.record
-        return RunProgress(self._round, record.ledger.read, self.run.step, record.seconds)
+        return RunProgress(record.round, record.ledger.read, self.run.step, record.seconds)

@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
+from gbactl.coordinator.state import kind_of_dense
 from gbactl.coordinator.statistics import quantiles
 from gbactl.errors import WireError
 from gbactl.policies.policy import Policy
@@ -49,7 +51,6 @@ class ReplicaPhases:
         are known already."""
         cfg = self.run.current
         policy = cfg.mode.policy
-        self.state.last = {}
         self._policy = policy if issubclass(policy, ReplicaPolicy) else None
         if self._policy is None:
             return
@@ -69,11 +70,10 @@ class ReplicaPhases:
             worker for _ in range((threads - 1) * (1 + cfg.mode.prefetched_batches)) for worker in live
         ]
         self.run.waiting.extend(self._extra_requests if began is None else ())
-        self.state.last = {
-            "evaluated": "mean of the replicas" if self._policy.collective else "centre",
-            "trainers": trainers, "hogwild_threads": threads, "elp": cfg.local_batch * threads * trainers,
+        self.state.settings = {
+            "evaluated": kind_of_dense(self._policy), "trainers": trainers, "hogwild_threads": threads,
+            "elp": cfg.local_batch * threads * trainers,
         }  # fmt: skip
-        self.state.settings = dict(self.state.last)
 
     def poll(self, policy: Policy) -> None:
         """Once all batches of the phase are handed out, inform the trainers that average in the foreground.
@@ -91,12 +91,12 @@ class ReplicaPhases:
         for worker in sorted(set(self.members.channels_of("worker")) - self._asked):
             self.members.channels_of("worker")[worker].send(CloseReplicas(self.request, False))
 
-    def close(self) -> Flow[None]:
+    def close(self) -> Flow[dict[str, Any]]:
         """Wait until all trainers have sent their replicas to the servers, which then keep the mean or the centre.
 
-        Nothing is in flight."""
+        Nothing is in flight. Returns the result's fields about the phase's replicas; empty where it had none."""
         if self._policy is None:
-            return
+            return {}
         extra, self._extra_requests = self._extra_requests, []
         for worker in extra:
             if worker in self.run.waiting:
@@ -108,8 +108,8 @@ class ReplicaPhases:
         totals = sum_of(self._totals.values())
         totals.distances = [(self._began + at, distance) for at, distance in totals.distances]
         self.state.phases.append(totals)
-        self.state.last = {**self.state.last, **summary(totals)}
         self._policy = None
+        return {"replicas": {**self.state.settings, **summary(totals)}}
 
     def _collect_replicas(self) -> Flow[None]:
         """Wait until every server has the replicas of all trainers."""
@@ -147,25 +147,12 @@ class ReplicaPhases:
         if message.request == self.request:
             self._totals[message.worker] = totals
 
-    @property
-    def workers_to_save(self) -> list[int]:
-        """Workers whose replicas a checkpoint needs now: every trainer, within a phase."""
-        trainers = self.state.last.get("trainers", 0) if self._policy is not None else 0
-        return [worker for worker in self.members.channels_of("worker") if worker < trainers]
-
-    @property
-    def has_centre(self) -> bool:
-        """Whether the dense parameters of this phase are an EASGD centre, which the servers hold."""
-        return self._policy is not None and not self._policy.collective
-
-    @property
-    def kind_of_dense(self) -> str:
-        """Kind of the last phase's dense parameters: "centre", "mean of the replicas", or "" without replicas."""
-        return str(self.state.last.get("evaluated", ""))
-
-    def phase(self) -> dict[str, Any]:
-        """Result fields about replicas of the phase just closed; empty where it had no replicas."""
-        return {"replicas": self.state.last} if self.state.last else {}
+    def gathering(self) -> ReplicaMean | None:
+        """Begin to collect the replicas that a checkpoint needs now: every trainer's, within a phase; else None."""
+        if self._policy is None:
+            return None
+        trainers = [worker for worker in self.members.channels_of("worker") if worker < self.state.settings["trainers"]]
+        return ReplicaMean(trainers, centred=not self._policy.collective) if trainers else None
 
     def result(self) -> dict[str, Any]:
         """Fields of result.json about replicas, combined over all replica phases."""

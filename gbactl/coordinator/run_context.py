@@ -48,7 +48,7 @@ from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
 from gbactl.wire.channel_interface import Channel, Hub
-from gbactl.wire.messages import Barrier, Event, Granted, Inspect, Inspected, Predictions, ReloadCheckpoint
+from gbactl.wire.messages import Barrier, BeginPhase, Event, Granted, Inspect, Inspected, Predictions, ReloadCheckpoint
 
 TIMES_SECONDS = 1.0  # time between two saves of the processes' times: what a coordinator's failure loses of them
 SUM_DIGITS = 24  # maximum of digits of a node's share of a model's checksum, which is below 2^64
@@ -130,9 +130,11 @@ class RunContext:
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.state = RunState() if journal is None else journal.state
         self.members = Membership(cfg.processes, cfg.cluster.servers)
-        self.fencing = Fencing(self.members, self.state.ongoing.lives.failed_workers)
+        self.fencing = Fencing(self.members, self.state.ongoing.lives)
         self.current = cfg  # configuration in the current mode
-        self.record = RunSummary(hub.now, cfg.train.patience)
+        self.rounds = rounds(dataset, cfg.train)
+        rows = [dataset.splits[part.split].rows for part in self.rounds]
+        self.record = RunSummary(hub.now, cfg.train.patience, list(zip(self.rounds, rows, strict=True)))
         self.record.modes = cfg.mode.name
         self.record.statistics.observed = ObservedBatches.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
         self.journaled = writes_journal(cfg)
@@ -142,20 +144,19 @@ class RunContext:
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
         self.launcher: Channel | None = None
         self.step = self.phase_number = 0
+        self.begin_phase: BeginPhase | None = None  # the last announcement of a phase, as workers get it
         self.training: LivePhase | None = None
         self.evaluation: Evaluation | None = None
         self.untrained: Ranges = ()  # samples of the round that an evaluation interrupts
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
         # per worker: requests for batches by threads of a phase that is over
         self.surplus_requests: Counter[int] = Counter()
-        self.started = self.stopped = False
+        self.stopped = False
         self.taking_over = journal is not None
         self.server_losses = 0  # server failures so far
         self.failed_servers: dict[int, float] = {}  # shard -> time at which its failure was detected
         self.rollback_pending = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
         self._times_due = 0.0
-        self.rounds = rounds(dataset, cfg.train)
-        rows = [dataset.splits[part.split].rows for part in self.rounds]
         self.switch_plan = SwitchPlan(cfg.entries, cfg.phases, rows)
         self.auto: AutoSwitch | None = None
         if cfg.candidates:
@@ -171,6 +172,11 @@ class RunContext:
     def home(self) -> str:
         """Holder of the dense parameters in the current mode: "servers", "workers" or "replicas"."""
         return self.current.home
+
+    @property
+    def begin_phase_for_servers(self) -> BeginPhase | None:
+        """Last announcement of a phase, as servers get it."""
+        return self.begin_phase and self.begin_phase._replace(served_dense=self.home != "workers")
 
     @property
     def step_now(self) -> int:
@@ -235,7 +241,7 @@ class RunContext:
 
     def log_note(self) -> None:
         """Log the state that changed within a phase, for a coordinator failover."""
-        if self.journaled and self.started:
+        if self.journaled:
             self.state.ongoing.acted = self.record.statistics.observed_faults
             self.log.info(event_log.NOTE, encoded(self.state.ongoing))
 
@@ -254,15 +260,14 @@ class RunContext:
         if replaced:
             times.on_servers_replaced(list(times.beats))
 
-    def save_standstill(self, stage: str, number: int, rest: Any = (), round_begun: bool = False) -> None:
-        """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of round `number`."""
+    def save_standstill(self, stage: str, rest: Any = (), round_begun: bool = False) -> None:
+        """Save the run's state while no batch is in flight; `rest`: untrained sample ranges of the round."""
         if not self.journaled:
             return
         self.log.flush()
         self.state.ongoing.acted = self.record.statistics.observed_faults
         standstill = self.state.standstill
-        standstill.stage, standstill.round = stage, number
-        standstill.rest, standstill.round_begun = list(rest), round_begun
+        standstill.stage, standstill.rest, standstill.round_begun = stage, list(rest), round_begun
         standstill.offset, standstill.phase = self.log.bytes, self.phase_number
         standstill.at, standstill.began = self.hub.now(), self.record.began
         standstill.position = self.position(self.step)

@@ -20,7 +20,7 @@ from gbactl.coordinator.run_context import Evaluation, Flow, WaitCondition
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
-from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
+from gbactl.wire.messages import BeginPhase, ShardRelocated, Stop
 from gbactl.wire.times_and_traffic import traffic_summary
 
 GOODBYE_SECONDS = 5.0
@@ -86,16 +86,17 @@ class RunFlow:
         """Run the remaining rounds, then save the final checkpoint. Returns False if all nodes must roll back first."""
         run, core = self.run, self.core
         rounds = [] if over or core.checkpoints.trained else list(enumerate(run.rounds))
+        run.record.round = max(0, len(run.record.results) - 1)
         for number, round_ in rounds[len(run.record.results) :]:
             if not (yield from self._train(round_, number)):
                 return False
-            scores = yield from self._score(round_, number, ())
+            scores = yield from self._score(round_, ())
             if self._rollback_due:
                 return False
             run.record.results.append(self._report_scores(round_, scores, round_.label))
             if run.record.stopping.update(scores[round_.judged_by]["auc"]):
                 break
-        run.save_standstill(OVER, len(run.record.results) - 1)
+        run.save_standstill(OVER)
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
@@ -124,22 +125,22 @@ class RunFlow:
         An evaluation within the round ends a phase too. False where a rollback must come first."""
         run, core = self.run, self.core
         rows = run.dataset.splits[round_.split].rows
-        run.record.round = (round_, number, len(run.rounds), rows)
+        run.record.round = number
         rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
             rest, begun, entered = self.failover.resumed_round() or (rest, begun, entered)
         while rest:
             if self._evaluation_due(round_, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))
-                scores = yield from self._score(round_, number, rest)
+                scores = yield from self._score(round_, rest)
                 if self._rollback_due:
                     return False
                 self._report_scores(
                     round_, scores, f"{round_.label}, {rows - total_samples(rest):,} of {rows:,} samples"
                 )
             if not entered:
-                yield from core.switch.go_on(number, rest[0][0], begun, core.replicas.kind_of_dense)
-                run.save_standstill(TRAIN, number, rest, begun)
+                yield from core.switch.go_on(rest[0][0], begun)
+                run.save_standstill(TRAIN, rest, begun)
             trained = yield from self._phase(round_, rest)
             rest, begun, entered = without_first(rest, trained), True, False
             if self._rollback_due:
@@ -164,7 +165,7 @@ class RunFlow:
         policy = training.policy
         training.serve()
         yield from core.switch.drain(training)
-        yield from core.replicas.close()
+        replicas = yield from core.replicas.close()
         training.finish()
         run.state.standstill.empty_grants = [
             (worker, grant) for worker, grants in training.empty_grants.items() for grant in grants
@@ -173,8 +174,8 @@ class RunFlow:
         core.sums.on_phase_end(policy.phase)
         yield from core.requests.barrier(run.step)
         run.training = None
-        run.record.close_phase(run.current.mode.name, training)
-        run.record.phases[-1].update(core.replicas.phase())
+        run.record.close_phase(training)
+        run.record.phases[-1].update(replicas)
         run.send_event("phase", {"phases": list(run.record.phases)})
         run.send_progress()
         if run.home != "replicas":  # the log must not show successors in a phase that a failover may continue
@@ -218,7 +219,6 @@ class RunFlow:
         """Announce a phase to the servers, and then to the workers."""
         run, core = self.run, self.core
         run.phase_number += 1
-        run.started = True
         run.hub.traffic.training = training
         mode, home = run.current.mode.policy, run.home
         message = BeginPhase(
@@ -236,15 +236,14 @@ class RunFlow:
             encode_ranges(rest),
         )
         run.log.info(event_log.PHASE, message._asdict())
-        core.servers.begin_phase = message._replace(served_dense=home != "workers")
-        run.members.send_to_all("server", core.servers.begin_phase)
+        run.begin_phase = message
+        run.members.send_to_all("server", run.begin_phase_for_servers)
         yield from core.requests.barrier(run.step)
         if training:
             yield from core.switch.resumed()
         if run.home == "servers":
             core.workers.admit(None)
         run.members.send_to_all("worker", message)
-        core.workers.begin_phase = message
 
     def _on_loss(self, worker: int, loss: float) -> None:
         """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""
@@ -268,7 +267,7 @@ class RunFlow:
             return
         ongoing.unequal = False
         if home == "workers":  # for a replay; replica modes have none
-            if run.started:
+            if run.phase_number:
                 core.switch.log_checksums((yield from core.requests.inspect("server", what=core.switch.checksum_scope)))
             run.log.info(event_log.MOVED, {"step": run.step})
         yield from core.migration.migrate("servers", home)
@@ -301,10 +300,10 @@ class RunFlow:
 
     # -- evaluation ---------------------------------------------------------------------------------
 
-    def _score(self, round_: Round, number: int, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
+    def _score(self, round_: Round, rest: Ranges) -> Flow[dict[int, dict[str, float]]]:
         """Evaluate the model on a round's splits; `rest`: sample ranges of the round still to be trained."""
         run = self.run
-        run.save_standstill(EVALUATE, number, rest, bool(rest))
+        run.save_standstill(EVALUATE, rest)
         run.untrained = rest
         if run.home == "replicas":
             yield from self._admit_successors()
@@ -341,32 +340,29 @@ class RunFlow:
 
     def _result(self, best: dict[str, Any]) -> Flow[dict[str, Any]]:
         """Fields of result.json, except for those that only the launcher knows."""
-        run, core = self.run, self.core
+        run, core, resumed = self.run, self.core, self.core.checkpoints.resumed
         inspected = yield from core.requests.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
+        nodes = [run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
         summary = run.record.result(best, inspected)
         rolled_back = sum(failed.samples_rolled_back for failed in run.failures.failures)
         result = {
             **summary,
             "samples": {**summary["samples"], "rolled_back": rolled_back},
             "mode": run.record.modes,
-            **core.summary(),
+            **core.replicas.result(),
+            **({} if run.auto is None else {"auto": run.auto.summary()}),
             "best_possible_auc": run.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": run.step,
             "refused_frames": sum(refused.values()),
             "refused": dict(refused.most_common()),
-            "wire": self._wire(inspected),
+            "wire": traffic_summary(nodes, run.step - (0 if resumed is None else resumed.step)),
             "event_log_bytes": run.log.bytes,
             **core.checkpoints.summary(),
             **core.workers.summary(inspected),
         }
         self.amend_result(result)
         return result
-
-    def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
-        nodes = [self.run.hub.traffic.counters(), *(node.counters for node in inspected.values())]
-        resumed = self.core.checkpoints.resumed
-        return traffic_summary(nodes, self.run.step - (0 if resumed is None else resumed.step))
 
     def _stop_nodes(self) -> Flow[None]:
         """Stop the workers, and once they are gone the servers."""

@@ -11,7 +11,6 @@ read = trained + decayed + lost. A failure's record costs a microsecond.
 from __future__ import annotations
 
 import copy
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -69,10 +68,12 @@ def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
 
 
 class RunSummary:
-    """Record that the coordinator fills during the run. Times are seconds since `start`."""
+    """Record that the coordinator fills during the run. Times are seconds since `start`.
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, patience: int = 0) -> None:
-        self.now = now
+    `rounds`: the run's rounds, each with its number of samples."""
+
+    def __init__(self, now: Callable[[], float], patience: int, rounds: Sequence[tuple[Round, int]]) -> None:
+        self.now, self.rounds = now, rounds
         self.stopping = EarlyStopping(patience)
         self.results: list[dict[str, Any]] = []  # scores of each finished round
         self.ledger = Ledger()
@@ -81,7 +82,7 @@ class RunSummary:
         self.inherited = 0  # number of phases that the run which this one began from has trained
         self.curve: list[dict[str, Any]] = []
         self.modes = ""  # modes so far: sync>gba@day2
-        self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
+        self.round = 0  # number of the current round, or of the last one
         self.last_gradient: float | None = None  # end of the last phase, by `now`
         # of the next phase to be closed: time from the last gradient before its switch to the first one after it
         self.pause_ms: float | None = None
@@ -104,9 +105,9 @@ class RunSummary:
     @property
     def label(self) -> str:
         """Label of the current round: day 3, epoch 0."""
-        return "" if self.round is None else self.round[0].label
+        return self.rounds[self.round][0].label
 
-    def close_phase(self, mode: str, training: LivePhase) -> None:
+    def close_phase(self, training: LivePhase) -> None:
         """Record a finished phase, whose gradients are all applied.
 
         EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
@@ -115,16 +116,16 @@ class RunSummary:
         self.ledger.add(policy.ledger)
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
         end = clock.first if self.last_gradient is None else self.last_gradient
-        phase = self._phase(training, policy.ledger, policy.step, mode)
+        phase = self._phase(training, policy.ledger, policy.step)
         phase |= {"pause_ms": self.pause_ms, "closing_seconds": 0.0 if end is None else self.now() - end}
         self.phases.append(phase | ({"fresh_optimizer": True} if self.optimizer_reset else {}))
         self.pause_ms, self.optimizer_reset = None, False
 
-    def _phase(self, training: LivePhase, done: Ledger, step: int, mode: str) -> dict[str, Any]:
+    def _phase(self, training: LivePhase, done: Ledger, step: int) -> dict[str, Any]:
         """Summary of a phase up to step `step`; `done`: numbers of its samples trained, decayed and lost."""
         first_step, seconds = training.policy.phase.first_step, training.clock.seconds
         return {
-            "day": self.label, "mode": mode, "first_sample": training.ranges[0][0], "first_step": first_step,
+            "day": self.label, "mode": training.mode, "first_sample": training.ranges[0][0], "first_step": first_step,
             "pause_ms": None, "steps": step - first_step, "samples": done.trained, "decayed": done.decayed,
             "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
             "staleness_histogram": histogram_to_json(self.statistics.staleness - _staleness(self.phases)),
@@ -156,24 +157,22 @@ class RunSummary:
         point = {"samples": finished, "seconds": now, "training_seconds": trained, "eps": now_eps, **recent.point()}
         if recent.samples:
             self.curve.append(point)
-        assert self.round is not None
-        this_round, number, rounds, samples = self.round
         return {
             **point,
-            **self._round_fields(this_round.label, training),
+            **self._round_fields(training),
             "step": training.policy.step if training else step,
             "workers": self.statistics.rates(now),
             "times": self.statistics.times.take_recent(),
             "staleness": quantiles(self.statistics.staleness),
-            "label": this_round.label,
-            "round": number,
-            "rounds": rounds,
-            "round_samples": samples,
+            "label": self.label,
+            "round": self.round,
+            "rounds": len(self.rounds),
+            "round_samples": self.rounds[self.round][1],
         }
 
-    def _round_fields(self, label: str, training: LivePhase | None) -> dict[str, Any]:
-        """Samples of a round trained, decayed or lost so far, and the round's samples per second."""
-        parts = [phase for phase in self.phases if phase["day"] == label]
+    def _round_fields(self, training: LivePhase | None) -> dict[str, Any]:
+        """Samples of the round trained, decayed or lost so far, and the round's samples per second."""
+        parts = [phase for phase in self.phases if phase["day"] == self.label]
         ledger = training.policy.ledger if training else Ledger()
         trained = sum(phase["samples"] for phase in parts) + ledger.trained
         seconds = sum(phase["seconds"] for phase in parts) + (training.clock.seconds if training else 0.0)
@@ -197,15 +196,15 @@ class RunSummary:
             unread=None if training is None else list(training.remaining_ranges), ledger=ledger, mode=mode,
             switches=switches, stopping=replace(self.stopping) if self.results else None,
             results=[dict(each) for each in self.results], modes=self.modes,
-            phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
+            phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step)],
             curve=_thinned(self.curve), statistics=self.statistics.counts, inherited=self.inherited,
         )  # fmt: skip
 
-    def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
+    def _open_phase(self, training: LivePhase | None, step: int) -> list[dict[str, Any]]:
         """Summary of the current phase so far, in the form of a finished phase."""
         if training is None or step == training.policy.phase.first_step:
             return []
-        return [self._phase(training, training.phase.finished.ledger, step, mode["name"])]
+        return [self._phase(training, training.phase.finished.ledger, step)]
 
     def restore(self, position: JobPosition) -> None:
         """Replace the record by the one saved in a position, and continue from there."""
@@ -215,6 +214,7 @@ class RunSummary:
         self.ledger, self.modes = replace(position.ledger), position.modes
         self.phases, self.curve = list(position.phases), list(position.curve)
         self.statistics.restore(copy.deepcopy(position.statistics), position.step, position.ledger.finished)
+        self.statistics.rates(self.seconds)  # rates are counted from here
 
     def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
         """Fields of result.json about the training. Raises ClusterError if replicas differ."""

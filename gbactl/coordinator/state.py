@@ -28,7 +28,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
-from gbactl.policies.policy import Ledger, Phase, policy_class
+from gbactl.policies.policy import Ledger, Phase, Policy, policy_class
 from gbactl.switching.switch_descriptions import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
@@ -40,8 +40,8 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 class Incarnations:
     """Incarnation numbers of a run's nodes: how often each was replaced.
 
-    `failed_workers`: those without a successor, in the order in which they were detected; `workers`, `servers`:
-    incarnations of those that are successors."""
+    `failed_workers`: those without a successor, in the order in which they were detected; `workers`, `servers`: the
+    last known incarnations of those that have failed before."""
 
     failed_workers: list[int] = field(default_factory=list)
     workers: dict[int, int] = field(default_factory=dict)
@@ -154,9 +154,7 @@ class JobPosition:
     def dense(self) -> str:
         """Description of the saved dense parameters, for trainers the mean of the replicas or the EASGD centre."""
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
-        if mode.home != "replicas":
-            return "the dense parameters"
-        return "the mean of the replicas" if mode.collective else "the centre"
+        return f"the {kind_of_dense(mode)}" if mode.home == "replicas" else "the dense parameters"
 
     @property
     def stopped_early(self) -> bool:
@@ -170,6 +168,11 @@ class JobPosition:
         between = self.unread is None and self.round > 0
         point = f"{self.label.partition(' ')[0]}{self.round}" if between else f"step{self.step}"
         return switched(self.modes, mode, point)
+
+
+def kind_of_dense(mode: type[Policy]) -> str:
+    """Kind of the dense parameters that a phase with replicas leaves."""
+    return "mean of the replicas" if mode.collective else "centre"
 
 
 def config_at(chain: CheckpointChain) -> dict[str, Any]:
@@ -247,12 +250,9 @@ class LastSwitch:
 
 @dataclass
 class ReplicaState:
-    """Statistics and settings of phases with replicas.
-
-    `last`: settings of the current or last phase; `settings`: settings of the last phase that had replicas."""
+    """Statistics of all phases with replicas, and settings of the last one."""
 
     phases: list[ExchangeTotals] = field(default_factory=list)
-    last: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -260,13 +260,12 @@ class ReplicaState:
 class Standstill:
     """State of the run's flow at a moment when no batch is in flight.
 
-    Round `round` enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`).
+    The current round enters `stage`, with the `rest` of its samples to train, at its beginning or not (`round_begun`).
     `offset`: bytes of the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the
     run, in seconds of the machine's clock; `empty_grants`: those of the training phase before, with the workers that
     they were sent to."""
 
     stage: str = TRAIN
-    round: int = 0
     rest: list[tuple[int, int]] = field(default_factory=list)
     round_begun: bool = False
     offset: int = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from gbactl.checkpoint.remaining_samples import FinishedBatches
 from gbactl.config import RunConfig
@@ -40,11 +40,10 @@ Event = AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
 
 
 class HandOut(NamedTuple):
-    """Command: send a worker its batch. `lr_scale`: learning-rate factor if workers apply the step (`sync`), else 0."""
+    """Command: send a worker its batch."""
 
     worker: int
     grant: Grant
-    lr_scale: float
 
 
 class ApplyStep(NamedTuple):
@@ -160,11 +159,6 @@ class TrainingPhase:
             policy.joined_worker(event.worker)
         return self._decided(policy.poll(), before, -1)
 
-    def take(self, worker: int) -> HandOut | None:
-        """Decide on the batch of a worker that asks for its next one: its hand-out, or None if it must wait."""
-        grant = self.policy.take(worker)
-        return None if grant is None else HandOut(worker, grant, self.lr_scale_of(grant))
-
     def forgo(self) -> list[GiveUpBatch]:
         """Give up the batches in flight, and end the phase."""
         owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
@@ -190,10 +184,6 @@ class TrainingPhase:
         """Mark the gradient slices that a failed shard had not applied as lost."""
         if self.slices is not None:
             self.slices.on_server_failure(shard)
-
-    def lr_scale_of(self, grant: Grant) -> float:
-        """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
-        return self.lr_scale(grant.progress) if grant.divisor else 0.0
 
     def _count(self, record: AnnounceRecord) -> None:
         pulled = min([version for version in (*record.row_versions, *record.dense_versions) if version >= 0])
@@ -299,16 +289,14 @@ class LoggedPhase:
         return []
 
     def _grant(self, record: GrantRecord) -> Command:
-        command = self.phase.take(record.worker)
-        grant = None if command is None else command.grant
+        grant = self.phase.policy.take(record.worker)
         if grant is None or (grant.batch, grant.token) != (record.batch, record.token):
             policy = "nothing" if grant is None else f"batch {grant.batch} with token {grant.token}"
             self._diverge(
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {policy}",
                 [(record.worker, record.batch)],
             )
-        assert command is not None
-        return command
+        return HandOut(record.worker, grant)
 
     def _forgo(self, record: ForgoRecord) -> Sequence[Command]:
         commands = self.phase.forgo()
@@ -327,7 +315,6 @@ class LoggedPhase:
         if not isinstance(due, ApplyStep):
             batches = [batch for batch, _ in record.members]
             self._diverge(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
-        assert isinstance(due, ApplyStep)
         decided = order_record(due)
         if decided != record:
             members = [(member.worker, member.batch) for member in due.step.members]
@@ -339,7 +326,6 @@ class LoggedPhase:
         gradient = (record.worker, record.batch)
         if not isinstance(due, DiscardGradient) or (due.worker, due.drop.batch) != gradient:
             self._diverge(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
-        assert due is not None
         return due
 
     def _check_no_command_due(self, text: str = "The log goes on") -> None:
@@ -353,7 +339,7 @@ class LoggedPhase:
             leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
             self._diverge(f"{text} while something is in flight ({named(leases)})", leases)
 
-    def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> None:
+    def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> NoReturn:
         workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)
         first = self.due[0] if self.due else None
         step = first.step.step if isinstance(first, ApplyStep) else self.phase.policy.step

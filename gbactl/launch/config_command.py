@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import yaml
 
 from gbactl import conf_catalogue
-from gbactl.checked_dataclasses import shown
+from gbactl.checked_dataclasses import default_of, shown
 from gbactl.conf_catalogue import GROUPS, Entry
 from gbactl.config import RunConfig
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.run_config import effective_keys, when_effective
 from gbactl.data.readers import options_class
 from gbactl.errors import UsageError
+from gbactl.faults.fault_kinds import KINDS, Workers, typed_name
 from gbactl.policies.policy import names, policy_class
+from gbactl.switching.switch_schedule import FIELDS
 
 WIDTH = 80
 CHOSEN = "the chosen option; type {}=OPTION, which sets the keys of the option too"
@@ -69,6 +71,45 @@ def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
     return hints.get(key)
 
 
+class FaultKey(NamedTuple):
+    """Key of a kind of fault: its meaning, its default (MISSING where it is needed), and its annotation."""
+
+    kind: str
+    key: str
+    meaning: str
+    default: Any
+    hint: Any
+
+
+def fault_keys(kind: str) -> list[FaultKey]:
+    """List the keys of a kind of fault; their meanings are the comments of conf/faults/."""
+    told, hints = _fault_comments(), get_type_hints(KINDS[kind], include_extras=True)
+    found = []
+    for each in dataclasses.fields(KINDS[kind]):
+        key = typed_name(each.name)
+        meaning = next(filter(None, (told.get((other, key)) for other in (kind, "kill", *sorted(KINDS)))), "")
+        found.append(FaultKey(kind, key, meaning, default_of(each), hints[each.name]))
+    return found
+
+
+def _fault_comments() -> dict[tuple[str, str], str]:
+    """Read the comments of keys in conf/faults/, by kind of fault and key."""
+    found: dict[tuple[str, str], str] = {}
+    for path in sorted((conf_catalogue.conf_dir() / "faults").glob("*.yaml")):
+        kind = ""
+        for line in path.read_text().splitlines():
+            if match := re.match(r"\s+(?:- |# )?(\w+): (.*?)\s+#\s*(.*)$", line):
+                found.setdefault((kind, match[1]), match[3])
+            elif match := re.match(r"\s+- kind: (\w+)", line):
+                kind = match[1]
+    return found
+
+
+def names_processes(hint: Any) -> bool:
+    """Whether an annotation is that of a fault's key `workers` or `servers`."""
+    return Workers in get_args(hint) or hint in (Workers, Workers | None)
+
+
 def explain(word: str | None) -> str:
     """Explain a group, an option of a group, or a key; None: list them all. Raises UsageError if unknown."""
     if word is None:
@@ -80,12 +121,14 @@ def explain(word: str | None) -> str:
         return _group(word)
     if word == "experiment":
         return "\n".join(["experiment: Named combinations of the groups.", "", *_options(word)])
+    word = "switch.schedule" if word in FIELDS else word
     found = conf_catalogue.entries_of(word)
     if found:
         return _key(word, found)
     parts = [key for key in conf_catalogue.all_keys() if key.endswith(f".{word}") or key.startswith(f"{word}.")]
-    if parts:
-        return "\n\n".join(_key(key, conf_catalogue.entries_of(key)) for key in parts)
+    told = [_key(key, conf_catalogue.entries_of(key)) for key in parts] + _of_faults(word.removeprefix("faults.plans."))
+    if told:
+        return "\n\n".join(told)
     raise UsageError(conf_catalogue.unknown(word))
 
 
@@ -175,6 +218,21 @@ def _key(key: str, found: dict[str, Entry]) -> str:
     lines += _wrapped("  type     ", re.sub(r"\d{5,}", lambda match: f"{int(match[0]):,}", kind))
     defaults_text = "; ".join(f"{value}{_of(group, options, len(defaults))}" for value, options in defaults.items())
     return "\n".join([*lines, *_wrapped("  default  ", defaults_text), *_wrapped("  acts     ", acts)])
+
+
+def _of_faults(key: str) -> list[str]:
+    """Explain a key of entries of faults.plans, once for all kinds of fault in which it is the same."""
+    kinds = dict[tuple[str, ...], list[str]]()
+    for each in (each for kind in sorted(KINDS) for each in fault_keys(kind) if each.key == key):
+        default = "needed" if each.default is dataclasses.MISSING else Entry(each.default, "").typed
+        values = "indexes, all, random, a number, or a share" if names_processes(each.hint) else shown(each.hint)
+        kinds.setdefault((each.meaning, values, default), []).append(each.kind)
+    return [
+        "\n".join([
+            f"{key}, of a fault in faults.plans", *_wrapped("  ", meaning), *_wrapped("  type     ", values),
+            *_wrapped("  default  ", default), *_wrapped("  acts     ", f"with kind: {' | '.join(having)}"),
+        ]) for (meaning, values, default), having in kinds.items()
+    ]  # fmt: skip
 
 
 def _of(group: str, options: list[str], several: int) -> str:

@@ -158,10 +158,13 @@ class PulledVersions:
         return len(self._batches)
 
     def add(self, record: AnnounceRecord) -> None:
-        """Record the versions that a gradient was computed from; a dense version of -1 means the rows' version."""
+        """Record the versions that a gradient was computed from.
+
+        A dense version of -1 (the worker had the slice from an earlier pull) means the rows' version."""
         self._batches.append(record.batch)
         self._versions.extend(record.row_versions)
-        self._versions.extend(dense_versions(record))
+        pairs = zip(record.dense_versions, record.row_versions, strict=True)
+        self._versions.extend(dense if dense >= 0 else row for dense, row in pairs)
 
     def drop(self, batch: int) -> None:
         """Record that a gradient was discarded, so that no pulled values need to be kept for it."""
@@ -190,15 +193,6 @@ class PulledVersions:
             order = np.argsort(table[:, unit], kind="stable")
             self._order.append(order)
             self._sorted.append(table[order, unit])
-
-
-def dense_versions(record: AnnounceRecord) -> tuple[int, ...]:
-    """Return the version of each shard's dense slice that a gradient was computed from.
-
-    -1 (the worker had it from an earlier pull) is replaced by that of the rows.
-    """
-    pairs = zip(record.dense_versions, record.row_versions, strict=True)
-    return tuple(dense if dense >= 0 else row for dense, row in pairs)
 
 
 class CapturedValues:

@@ -44,13 +44,7 @@ class VirtualHub:
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """Queue an arrived frame for the coordinator's process (Endpoint.receive)."""
-        self.process.submit(self._cost, self._queue, channel, frame)
-
-    def _cost(self, channel: VirtualChannel, frame: Frame) -> float:
-        return self._seconds
-
-    def _queue(self, channel: VirtualChannel, frame: Frame) -> None:
-        self._inbox.append((channel, frame))
+        self.process.submit(lambda _: self._seconds, self._inbox.append, (channel, frame))
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         """Advance virtual time to the next frame, returned alone (Hub.poll). Raises ClusterError without events."""

@@ -107,10 +107,11 @@ class VirtualCluster:
         self.plan = plan = cfg.fault_plan()
         self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.has_failures else 0.0
         self.codec = codec_of(cfg.transport.wire_dtype)
-        self.fault_periods = plan.fault_periods()
+        periods = plan.fault_periods()
         self.network = Network(
-            self.events, self.cost, self.codec, self.hub.traffic, plan, self._active_faults, self.hub.counts
-        )
+            self.events, self.cost, self.codec, self.hub.traffic, plan,
+            lambda: periods.active_indexes(*self.coordinator.core.workers.training_progress), self.hub.counts,
+        )  # fmt: skip
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failures = FailureInjection(self)
         self.coordinator.add_virtual_time(self.failures.servers.to_result)
@@ -140,9 +141,6 @@ class VirtualCluster:
         self._connect(worker)
         self.workers[index] = worker
         self._start(worker)
-
-    def _active_faults(self) -> frozenset[int]:
-        return self.fault_periods.active_indexes(*self.coordinator.core.workers.training_progress)
 
     def _on_event(self, listen: Listen, event: Event) -> None:
         listen(event)

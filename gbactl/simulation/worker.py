@@ -172,11 +172,6 @@ class Placements:
         """Placement in the current mode."""
         return self.placements[self._home]
 
-    def trainer(self, worker: VirtualWorker) -> Any:
-        """Return a worker's replica and its exchanges, made at the first call (see replica_trainer.py)."""
-        replicas: Any = self.placements["replicas"]
-        return replicas.trainer(worker)
-
     def remove_worker(self, index: int) -> None:
         """Remove a failed worker from all placements."""
         for placement in self.placements.values():
@@ -228,7 +223,8 @@ class VirtualWorker:
     @property
     def trainer(self) -> Any:
         """Trainer of this worker, made at the first use (see replica_trainer.py)."""
-        return self.shared.placements.trainer(self)
+        replicas: Any = self.shared.placements.placements["replicas"]
+        return replicas.trainer(self)
 
     # -- failures -----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import json
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -208,7 +209,6 @@ class AutoSwitch:
     ) -> None:  # fmt: skip
         self.controller, self.every, self.now, self.tell = controller, every, now, tell
         self.path, self.last = run_dir / AUTO_FILE, dict[str, Any]()
-        self._decisions, self._switches = 0, list[dict[str, Any]]()
         self._full_batch, self._step, self._next = 0, -1, 0.0
 
     def begin(self, mode: str, policy: Policy) -> None:
@@ -234,14 +234,18 @@ class AutoSwitch:
 
     def log_decision(self, decision: SwitchDecision, position: dict[str, Any], obstacle: str) -> None:
         """Log a decision of the controller and the run's position; `obstacle`: why its mode is impossible, or empty."""
-        self._decisions += 1
         self.last = {**position, **dataclasses.asdict(decision), **({"obstacle": obstacle} if obstacle else {})}
         with self.path.open("a") as out:
             out.write(json.dumps(self.last) + "\n")
-        if decision.wanted != decision.mode and not obstacle:
-            self._switches.append(self.last)
         self.tell(self.last)
 
     def summary(self) -> dict[str, Any]:
-        """Field `auto` of result.json: number of decisions, those that led to a switch, the last one."""
-        return {"looks": self._decisions, "switched": self._switches, "last": self.last or None}
+        """Field `auto` of result.json: number of decisions, those that led to a switch, the last one.
+
+        The file also has the decisions that a failed coordinator made."""
+        decisions = list[dict[str, Any]]()
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            with suppress(ValueError):  # a line that a full disk has cut off
+                decisions.append(json.loads(line))
+        switched = [each for each in decisions if each["wanted"] != each["mode"] and "obstacle" not in each]
+        return {"looks": len(decisions), "switched": switched, "last": decisions[-1] if decisions else None}

@@ -14,7 +14,7 @@ import pytest
 from gbactl.checkpoint.folder import CheckpointFolder, write_manifest
 from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.checkpoint.restore import dense_state
-from gbactl.config import CheckpointConfig, RunConfig, mode_values
+from gbactl.config import CheckpointConfig, Round, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.run_summary import RunSummary
 from gbactl.coordinator.state import JobPosition, RunState
@@ -46,7 +46,8 @@ class Cluster:
         self.hub = SimpleNamespace(now=lambda: self.time)
         schema = Schema(0, (11,))
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
-        self.record, self.state = RunSummary(self.hub.now), RunState()
+        day = Round(0, 0, "day 0", (1,), 1)
+        self.record, self.state = RunSummary(self.hub.now, 0, [(day, 1000)]), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
         self.members = SimpleNamespace(channels_of=lambda role: self.nodes[role], send_to_all=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
+from gbactl.config import CheckpointConfig, ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.coordinator import event_log, run_context
+from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.run_context import RunContext
@@ -214,7 +216,7 @@ def test_an_evaluation_begins_anew(
 
     def grant(this: Any, worker: int) -> None:
         plain(this, worker)
-        calls[0] += this.evaluation is not None and this.record.round[1] == 1 and this.evaluation._leases != {}
+        calls[0] += this.evaluation is not None and this.record.round == 1 and this.evaluation._leases != {}
         if calls[0] == 1 + 5 * split:
             calls[0] = -1000
             raise Killed
@@ -268,6 +270,31 @@ def test_what_one_has_logged_of_failures_another_does_not_log_again(
     assert deaths
     went_well(result, tmp_path)
     assert [each["process"] for each in logged(tmp_path, result)] == ["W1", "C"]
+
+
+def test_the_last_checkpoint_is_that_of_the_last_round_whoever_saves_it(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies when all is trained; the one that goes on has been asked to stop meanwhile."""
+    plain, dead = Checkpointing.save_last, list[int]()
+
+    def save(this: Any) -> Any:
+        if not dead:
+            dead.append(1)
+            raise Killed
+        this.stop(30.0)
+        return plain(this)
+
+    monkeypatch.setattr(Checkpointing, "save_last", save)
+    cfg, events = config("gba", data), list[Event]()
+    cfg.checkpoint = CheckpointConfig("cpr")
+    result = go(cfg, tmp_path, events=events)
+    went_well(result, tmp_path)
+    last = CheckpointFolder(tmp_path / CHECKPOINTS).newest().last
+    assert (last.position["ended"], last.position["label"]) == (True, "epoch 1")
+    assert [event.fields["state"] for event in events if event.name == "stop"] == ["saved"]
+    progress = [event.fields for event in events if event.name == "progress"][-1]
+    assert (progress["label"], progress["round"], progress["round_finished"]) == ("epoch 1", 1, ROWS)
 
 
 def test_within_a_day_that_switches(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +354,8 @@ def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any
     """And no note in its log, but small numbers."""
     go(config("gba", data), tmp_path)
     found = JournalState.of(tmp_path, 1, 0.0)
-    assert (found.state.standstill.stage, found.state.standstill.round) == (OVER, 1)
+    assert found.state.standstill.position is not None
+    assert (found.state.standstill.stage, found.state.standstill.position.round) == (OVER, 2)
     assert found.state.ongoing.lives.failed_workers == [] and found.state.ongoing.failures == FailureRecords()
     infos = [record for record in event_log.read(tmp_path / "events.log") if isinstance(record, InfoRecord)]
     notes = [record for record in infos if record.kind == event_log.NOTE]

@@ -10,10 +10,14 @@ import pytest
 
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
+from gbactl.coordinator.coordinator_failover import Failover
+from gbactl.coordinator.event_log import SERVER
 from gbactl.coordinator.event_routing import CoordinatorCore
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import NodeRequests, RunContext
+from gbactl.coordinator.state import Incarnations, JournalState, PhaseState, RunState
 from gbactl.coordinator.training_phase import TrainingPhase
+from gbactl.errors import ClusterError
 from gbactl.policies.policy import Phase, make
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (
@@ -24,6 +28,7 @@ from gbactl.wire.messages import (
     Fence,
     Fenced,
     Hello,
+    ServerState,
     ShardRelocated,
     Staged,
     WorkerFailed,
@@ -48,26 +53,30 @@ class Channel:
 class Cluster:
     """Two servers and two workers of a run that has begun. `out`: what is sent, logged and told, in its order."""
 
-    def __init__(self, run_dir: Path, mode: str = "gba", checkpoint: str = "cpr") -> None:
+    def __init__(
+        self, run_dir: Path, mode: str = "gba", checkpoint: str = "cpr", journal: JournalState | None = None
+    ) -> None:
         cfg = RunConfig(checkpoint=CheckpointConfig(checkpoint))
         cfg.mode.name, cfg.cluster.workers, cfg.cluster.servers, cfg.train.global_batch = mode, 2, 2, 16
         cfg.cluster.lost_worker = "continue"
         dataset = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=64)] * 3)
         self.out: list[Any] = []
-        self.run = RunContext(cast(Any, SimpleNamespace(now=lambda: 5.0)), cfg, cast(Any, dataset), run_dir, {}, None)
+        hub = cast(Any, SimpleNamespace(now=lambda: 5.0))
+        self.run = RunContext(hub, cfg, cast(Any, dataset), run_dir, {}, journal)
         self.core = CoordinatorCore(self.run)
         self.core.checkpoints.state.unsaved = UnsavedWork.begin(64, 2)
         for role in ("server", "worker"):
             for index in (0, 1):
                 self.run.members.channels[role, index] = cast(Any, Channel(Peer(role, index), self.out))
         self.run.members.settled = True
-        self.run.members.set_informed((0, 1))
+        self.run.members.informed |= {0, 1}
         self.run.phase_number = 1
         self.run.log.info = self._logged  # type: ignore[method-assign]
         self.run.send_event = self._told  # type: ignore[method-assign]
 
     def _logged(self, kind: int, fields: dict[str, Any]) -> None:
-        self.out.append(("log", {key: fields[key] for key in ("shard", "state") if key in fields}))
+        told = ("log", {"shard": fields["shard"], "state": fields["state"]}) if kind == SERVER else ("note",)
+        self.out.append(told)
 
     def _told(self, name: str, fields: dict[str, Any]) -> None:
         self.out.append(("launcher", name, fields["process"]))
@@ -94,7 +103,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     cluster = Cluster(tmp_path)
     training = cluster.train()
     run, core = cluster.run, cluster.core
-    core.servers.begin_phase = BEGUN
+    run.begin_phase = BEGUN
     core.on_staged(Staged(1, 0, 1, 0, 0.7, 0.1, 1.0, 0, -1, 3))
     cluster.lose("server", 1)
     assert core.on_server_lost(1) and not run.can_save
@@ -107,6 +116,7 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     assert cluster.out == [
         ("S1", BEGUN),
         ("S1", AdoptVersion(0, [], False)),
+        ("note",),
         ("log", {"shard": 1, "state": "back"}),
         ("W0", ShardRelocated(1, "over there", 1, [(1, 0)])),
         ("W1", ShardRelocated(1, "over there", 1, [(1, 1)])),
@@ -156,7 +166,8 @@ def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_i
     cluster.train()
     assert cluster.core.on_worker_lost(cluster.lose("worker", 1))
     assert cluster.out == [
-        ("S0", Fence(1, 1, [1], 0)), ("S1", Fence(1, 1, [1], 0)), ("W0", WorkerFailed(1)), ("launcher", "lost", "W1"),
+        ("S0", Fence(1, 1, [1], 0)), ("S1", Fence(1, 1, [1], 0)), ("note",), ("W0", WorkerFailed(1)),
+        ("launcher", "lost", "W1"),
     ]  # fmt: skip
     cluster.out.clear()
     cluster.core.on_fenced(Fenced(0, 1))
@@ -166,6 +177,32 @@ def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_i
     cluster.core.on_fenced(Fenced(1, 1))
     cluster.run.hand_out(0)
     assert [(to, message.batch) for to, message in cluster.out] == [("W0", 1)]
+
+
+def test_a_servers_successor_refuses_the_workers_that_failed_before_the_coordinator_did(tmp_path: Path) -> None:
+    """W0 has a successor, W1 has none."""
+    lives = Incarnations(failed_workers=[1], workers={0: 1, 1: 0})
+    cluster = Cluster(tmp_path, journal=JournalState(RunState(ongoing=PhaseState(lives)), [], 0))
+    cluster.run.fencing.tell_successor(cast(Any, Channel(Peer("server", 1, 1), cluster.out)))
+    assert cluster.out == [("S1", Fence(0, -1, [], 0)), ("S1", Fence(1, -1, [], 0))]
+
+
+def test_a_failover_does_not_go_on_without_a_server_that_it_lost_while_it_waited_for_the_workers(
+    tmp_path: Path,
+) -> None:
+    journal = JournalState(RunState(), [], 0)
+    cluster = Cluster(tmp_path, journal=journal)
+    run, failover = cluster.run, Failover(cluster.core, journal)
+    run.members.settled, run.launcher = False, cast(Any, Channel(Peer("launcher", 0), cluster.out))
+    for shard in (0, 1):
+        failover.server_state(ServerState(shard, journal.term, 0, 1))
+    waits = failover.gather()
+    until = next(waits)
+    while until.condition():
+        until = waits.send(True)
+    assert failover.on_lost(run.members.channels["server", 1])
+    with pytest.raises(ClusterError, match="S1 did not reconnect"):
+        waits.send(False)  # no worker has come either, in the time that there is for it
 
 
 def test_the_last_worker_is_not_done_without(tmp_path: Path) -> None:

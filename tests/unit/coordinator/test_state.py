@@ -63,7 +63,7 @@ def test_the_whole_tree_is_the_same_after_json() -> None:
         LostGradientState([Phase(310, 32, 96, 0, (0, 1), (2,))], {4: [1, 2]}),
     )
     state = RunState(
-        Standstill("train", 1, [(0, 64)], True, 99, 4, 10.0, 7.5, position(curve=[], results=[])),
+        Standstill("train", [(0, 64)], True, 99, 4, 10.0, 7.5, position(curve=[], results=[])),
         ongoing=PhaseState(
             Incarnations([1], {1: 2}, {0: 0}), failures, checkpoints, placement, sums, True, 4, [{"plan": 0}]
         ),
@@ -109,10 +109,13 @@ def test_what_is_no_position_is_refused(broken: dict[str, Any]) -> None:
 def test_a_run_goes_on_from_a_position_as_often_as_it_goes_back() -> None:
     """What it records afterwards changes nothing of the position."""
     kept = position(curve=[], results=[{"auc": 0.7}])
-    record = RunSummary(lambda: 9.0, patience=5)
+    record = RunSummary(lambda: 9.0, 5, [])
     for _ in range(2):
         record.restore(kept)
         assert (record.stopping.patience, record.stopping.best, record.ledger.trained) == (5, 0.7, 64)
+        assert record.statistics.rates(1.0) == {"W3": 0.0}, "counted from here, not from what is undone"
+        record.statistics.workers[3].samples += 32
+        assert record.statistics.rates(2.0) == {"W3": 32.0}
         record.statistics.staleness[1] += 1
         record.ledger.trained += 32
         record.results.append({})

@@ -49,8 +49,8 @@ class Forgo(NamedTuple):
 
 def follows(phase: TrainingPhase, event: Any) -> Sequence[Command]:
     if isinstance(event, Take):
-        command = phase.take(event.worker)
-        return [] if command is None else [command]
+        grant = phase.policy.take(event.worker)
+        return [] if grant is None else [HandOut(event.worker, grant)]
     return phase.forgo() if isinstance(event, Forgo) else phase.apply(event)
 
 
@@ -85,22 +85,22 @@ def test_gba_weighs_a_full_buffer_by_its_tokens() -> None:
     ("mode", "events", "expected"),
     [
         ("async", [Take(0), announced(0, 0)], [
-            HandOut(0, Grant(0, 0, 0, 4), 0.0), ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0), 1.0),
+            HandOut(0, Grant(0, 0, 0, 4)), ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0), 1.0),
         ]),
         ("hop_bw", [Take(0), Take(1), announced(1, 1), announced(0, 0)], [
-            HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(1, Grant(1, 0, 4, 4), 0.0),
+            HandOut(0, Grant(0, 0, 0, 4)), HandOut(1, Grant(1, 0, 4, 4)),
             ApplyStep(Step(0, (Member(1, 1, 1.0, 4, 0),), 1.0), 1.0), DiscardGradient(0, Drop(0, 4)),
         ]),
         ("gba", [Take(0), Take(1), Forgo()], [
-            HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(1, Grant(1, 0, 4, 4), 0.0),
+            HandOut(0, Grant(0, 0, 0, 4)), HandOut(1, Grant(1, 0, 4, 4)),
             GiveUpBatch(0, 0), GiveUpBatch(1, 1),
         ]),
         ("gba", [Take(0), Take(1), LeftRecord(0), Take(1), Take(0), JoinedRecord(0), Take(0)], [
-            HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(1, Grant(1, 0, 4, 4), 0.0), HandOut(1, Grant(0, 1, 0, 4), 0.0),
-            HandOut(0, Grant(2, 1, 8, 4), 0.0),
+            HandOut(0, Grant(0, 0, 0, 4)), HandOut(1, Grant(1, 0, 4, 4)), HandOut(1, Grant(0, 1, 0, 4)),
+            HandOut(0, Grant(2, 1, 8, 4)),
         ]),
         ("bsp", [Take(0), StopRecord(0), Take(0), Take(0), announced(0, 0), announced(0, 1), FinishRecord()], [
-            HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(0, Grant(1, 0, 4, 4), 0.0),
+            HandOut(0, Grant(0, 0, 0, 4)), HandOut(0, Grant(1, 0, 4, 4)),
             ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0), Member(1, 0, 1.0, 4, 0)), 2.0), 1.0),
         ]),
     ],

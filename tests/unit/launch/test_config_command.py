@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -10,7 +11,9 @@ from click.testing import CliRunner
 from gbactl.cli import cli
 from gbactl.conf_catalogue import GROUPS, all_keys, default_of, entries_of
 from gbactl.errors import UsageError
+from gbactl.faults.fault_kinds import KINDS, typed_name
 from gbactl.launch.config_command import explain, filled_in
+from gbactl.switching.switch_schedule import FIELDS
 
 
 def test_every_key_is_explained() -> None:
@@ -36,6 +39,29 @@ def test_every_key_is_explained() -> None:
     assert "one of fp32, bf16" in explain("precision") and "from 0 to" in explain("seed")
     assert "or its directory;\n  uncompressed, or compressed by gzip, zstd or xz (data= mov" in explain("data.path")
     assert default_of("optim.lr").value == 0.001 and entries_of("nosuch.key") == entries_of("nosuch") == {}
+
+
+def test_keys_of_faults_and_of_schedules_are_explained() -> None:
+    for name, kind in KINDS.items():
+        for field in dataclasses.fields(kind):
+            told = explain(typed_name(field.name))
+            assert re.search(rf"^  acts     .*\b{name}\b", told, re.MULTILINE | re.DOTALL), (name, field.name)
+            assert max(map(len, told.splitlines())) <= 80
+    assert (
+        explain("factor")
+        == explain("faults.plans.factor")
+        == (
+            "factor, of a fault in faults.plans\n"
+            "  slow-down factor: with 4, each batch of a worker, or each message of a server,\n"
+            "  takes four times as long\n"
+            "  type     a number from 1 to 1e+06\n  default  needed\n"
+            "  acts     with kind: constant | periodic | window"
+        )
+    )
+    assert explain("mtbf").count("mtbf, of a fault") == 2, "two meanings"
+    assert explain("workers").startswith("cluster.workers\n") and "\n\nworkers, of a fault" in explain("workers")
+    for key in FIELDS:
+        assert explain(key).startswith("switch.schedule\n") and f"{key}: " in explain(key)
 
 
 def test_groups_and_options_are_explained() -> None:

@@ -227,7 +227,8 @@ def test_trials_go_on_where_they_were_and_the_best_is_told(capsys: pytest.Captur
     assert len({cfg.optim.lr for cfg in tried}) == 3 and {cfg.mode.options["iota"] for cfg in tried} <= {0, 1, 2, 3}
     best = min(tried, key=lambda cfg: abs(cfg.optim.lr - 0.001))
     keys = f"mode.iota={best.mode.options['iota']} optim.lr={best.optim.lr}"
-    line, train = told.out.splitlines()
+    *table, line, train = told.out.splitlines()
+    assert sum("gba" in row.split() for row in table) == 3, table
     assert sorted(line.split(":")[1].split()) == sorted(keys.split()) and ": auc 0.79" in line
     assert train.startswith("train it:      gbactl train tracking.enabled=false mode=gba ") and keys.split()[1] in train
     worst = Jobs(fails=0.0)

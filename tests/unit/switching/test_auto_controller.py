@@ -341,5 +341,6 @@ def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(
     why = {look["obstacle"] for look in looks}
     assert why - {"the run has handed out its last batch"} == {"W1 died, and sync needs every worker"}
     assert {phase["mode"] for phase in result["phases"]} == {"gba"} and result["auto"]["switched"] == []
+    assert (result["auto"]["looks"], result["auto"]["last"]) == (len(looks), looks[-1])
     samples = result["samples"]
     assert samples["read"] == samples["trained"] + samples["decayed"] == 8000

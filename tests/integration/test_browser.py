@@ -106,6 +106,16 @@ def test_the_html_report_draws_its_charts_sorts_its_table_and_hides_lines(folder
     page.locator(".legend button").nth(1).click()
     wait_for(lambda: line.count() == 0, 30)
     assert page.pdf().startswith(b"%PDF") and not wrong
+    background = "getComputedStyle(document.body).backgroundColor"
+    white = page.evaluate(background)
+    page.emulate_media(color_scheme="dark")
+    assert (white, page.evaluate(background)) == ("rgb(255, 255, 255)", "rgb(20, 23, 28)")
+    page.set_viewport_size({"width": 718, "height": 1047})  # A4 within Chromium's margins
+    page.emulate_media(color_scheme="dark", media="print")
+    assert page.evaluate(background) == white, "ink is saved"
+    ends = "Math.max(...[...document.querySelectorAll('table, figure')].map(e => e.getBoundingClientRect().right))"
+    assert page.evaluate(ends) <= 718
+    page.emulate_media(color_scheme="light", media="screen")
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") == 400
     wide = page.locator("figure.wide svg.marks").first.bounding_box()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gbactl.cpu import available_cores
+from gbactl.tracking.mlflow_connection import NOTE, connect
 from tests.support import simulated_runs, small_data
 from tests.support.processes import SMALL, Launched, Launcher, alive, children_of, collective, wait_for
 from tests.support.typed import Typist
@@ -220,10 +221,12 @@ def test_the_report_shows_injected_beside_observed(launcher: Launcher) -> None:
 def test_the_report_shows_what_failures_cost(launcher: Launcher) -> None:
     plans = "faults.plans=[{kind: kill, servers: [0], step: 7}, {kind: kill, workers: [1], step: 20}]"
     saved = ("checkpoint=cpr", "checkpoint.interval_steps=3")
-    recovery = launcher.train("mode=gba", "data.rows_per_day=60000", plans, *saved, tracking=True)["recovery"]
+    result = launcher.train("mode=gba", "data.rows_per_day=60000", plans, *saved, tracking=True)
+    tags = connect(f"sqlite:///{launcher.cwd}/mlflow.db").get_run(result["run_id"]).data.tags
+    assert f"- failures: {tags['gbactl.failures']}\n" in tags[NOTE]
     lines = reported(launcher, "--by", "tags.gbactl.failures")["failures"]
     assert [(line["process"], line["failure"], line["n"]) for line in lines] == [("S0", "kill", 1), ("W1", "kill", 1)]
-    for line, failed in zip(lines, recovery, strict=True):
+    for line, failed in zip(lines, result["recovery"], strict=True):
         assert line["key"] == ["S0 kill, W1 kill"]
         shown = {name: None if stat is None else stat["mean"] for name, stat in line["stats"].items()}
         assert shown == pytest.approx({"count": 1.0, **{name: failed[name] for name in shown if name != "count"}})

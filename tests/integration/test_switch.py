@@ -140,6 +140,7 @@ def test_a_schedule_within_a_day(launcher: Launcher) -> None:
         "sync; gba from day 0, sample 4032; bsp from day 0, sample 6400; sync from day 0, sample 8448; "
         "gba from day 0, sample 10816"
     )
+    assert f"- modes: {tags['gbactl.phases']}\n" in tags[NOTE]
 
 
 def asked(launched: Launched, launcher: Launcher, mode: str) -> Process:

@@ -30,7 +30,7 @@ def test_an_installed_wheel_works_outside_the_tree(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"gbactl/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
     assert any(name.startswith("gbactl/kernels/_native") and name.endswith(".so") for name in names)
-    assert "gbactl/kernels/kernels.cpp" in names
+    assert {"gbactl/kernels/kernels.cpp", "gbactl/py.typed", "gbactl/__init__.pyi"} <= names
     assert not any(name.startswith(("conf/", "tests/", "experiments/")) for name in names)
 
     folder, away = tmp_path / "venv", tmp_path / "away"

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import yaml
 
+from gbactl.atomic_files import RESULT
 from gbactl.errors import Stopped, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
@@ -32,7 +33,6 @@ from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
 from gbactl.report.render import csv, markdown, text
 from gbactl.report.report_command import run_at
-from gbactl.tracking.result_file import RESULT
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:

@@ -1,17 +1,22 @@
-"""Files written atomically and durably, and room on the disk for them."""
+"""Files written atomically and durably, room on the disk for them, and one of them: a run's result.json."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gbactl.errors import NoRoomError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
+RESULT = "result.json"
+ROOM = ".room"  # file of a run directory that holds the disk space reserved for the result
 
 
 @contextlib.contextmanager
@@ -55,3 +60,33 @@ def room_needed(path: Path) -> Iterator[None]:
         raise NoRoomError(
             f"{what} could not be written ({error.strerror}; {free:,} bytes are free there); make room."
         ) from error
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a run directory's result.json; {} without one that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((path / RESULT).read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def plain(value: Any) -> Any:
+    """Replace infinities and NaN by None, as JSON has no form for them."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Write result.json atomically into the reserved disk space. Raises NoRoomError."""
+    target = path / RESULT
+    with room_needed(target), replacing(target) as partial:
+        # overwritten, not freed: on a full disk others could take what is free
+        with contextlib.suppress(FileNotFoundError):
+            (path / ROOM).replace(partial)
+        partial.touch()
+        with partial.open("r+") as file:
+            file.write(json.dumps(result, indent=2) + "\n")
+            file.truncate()

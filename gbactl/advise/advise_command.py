@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gbactl import atomic_files
 from gbactl.advise.advice import (
     LEAST_BASE,
     LEAST_STEPS,
@@ -54,7 +55,6 @@ from gbactl.launch.progress import ProgressDisplay, prepared, unit_of
 from gbactl.policies.policy import names
 from gbactl.report.render import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
-from gbactl.tracking import result_file
 from gbactl.tracking.final_metrics import metrics_of, tags_of
 from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
@@ -297,7 +297,7 @@ class Advising:
             "seconds": time.monotonic() - self.began, "run_dir": str(folder),
             "run_id": None if tracked is None else tracked.run_id,
         }  # fmt: skip
-        result = dict(result_file.plain(result))
+        result = dict(atomic_files.plain(result))
         (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n")
         if tracked is not None:
             metrics: dict[str, float | None] = {"advise/seconds": result["seconds"]}
@@ -340,7 +340,7 @@ class Advising:
             assert child is not None
             found: dict[str, float | None] = {**metrics_of(outcome.result), "advise/predicted_eps": outcome.eps}
             child.log(found, 0, outcome.took.total)
-            child.artifact(own / result_file.RESULT)
+            child.artifact(own / atomic_files.RESULT)
             self._finish(child, "FINISHED")
 
     def _finish(self, tracked: TrackedRun | None, status: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from gbactl import __version__
 from gbactl.advise.data_subset import DataSubset
+from gbactl.atomic_files import plain, write_result
 from gbactl.checkpoint.costs_and_interval import CheckpointConfig
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, check
@@ -35,7 +36,6 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import mode_file
 from gbactl.nodes.child_main import die_with_parent
 from gbactl.simulation.simulated_run import ZeroComputeCluster, run_virtual
-from gbactl.tracking.result_file import plain, write_result
 from gbactl.wire.messages import Event
 
 

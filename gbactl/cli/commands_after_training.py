@@ -92,9 +92,9 @@ def report(
     gbactl report --time-to-auc baseline --margin .001 --log
     gbactl report --send runs/RUN_DIR
     """
+    from gbactl.atomic_files import RESULT
     from gbactl.launch.run_dir import end_orphans, find
     from gbactl.report.report_command import ReportOptions, report, send
-    from gbactl.tracking.result_file import RESULT
 
     if run_dir is not None:
         send(run_dir, uri, click.echo)

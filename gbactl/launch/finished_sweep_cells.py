@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from gbactl.atomic_files import read_result
 from gbactl.checkpoint.folder import MANIFEST
 from gbactl.config import RunConfig, TrackingConfig, to_dict
 from gbactl.configured_classes import top_package
@@ -23,7 +24,6 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
 from gbactl.tracking.final_metrics import config_hash, versions
 from gbactl.tracking.mlflow_connection import tracking_uri
-from gbactl.tracking.result_file import read_result
 
 INDEX = run_dirs.RUNS / ".finished"
 

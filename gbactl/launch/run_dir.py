@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gbactl.atomic_files import room_needed, take_room
+from gbactl.atomic_files import RESULT, ROOM, read_result, room_needed, take_room, write_result
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
-from gbactl.tracking.result_file import RESULT, ROOM, read_result, write_result
 
 if TYPE_CHECKING:
     from gbactl.tracking.mlflow_connection import MlflowClient

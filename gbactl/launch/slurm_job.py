@@ -32,7 +32,7 @@ def submit(overrides: Sequence[str], more: Sequence[str] = ()) -> None:
 
     `more`: options of gbactl train that the job has too. Raises UsageError, and ClusterError for a refused submission
     or a run that fails."""
-    from gbactl.tracking.result_file import read_result
+    from gbactl.atomic_files import read_result
 
     run, script = _write(list(overrides), more)
     before, job = read_result(run), FollowedJob(script, run / OUTPUT)
@@ -181,8 +181,8 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
     if "SLURM_JOB_ID" not in os.environ or "run_dir" not in typed:
         yield overrides
         return
+    from gbactl.atomic_files import read_result
     from gbactl.engine.signals import NOTHING, stop_at_once
-    from gbactl.tracking.result_file import read_result
 
     run, restarted = Path(typed["run_dir"].strip("'\"")), os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     signal.signal(signal.SIGUSR1, stop_at_once)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_memory_names
-from gbactl.atomic_files import room_needed
+from gbactl.atomic_files import RESULT, plain, room_needed, write_result
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective import check_here
 from gbactl.collective.base import Rendezvous
@@ -72,7 +72,6 @@ from gbactl.tracking.final_metrics import (
     useless,
 )
 from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, tracking_uri
-from gbactl.tracking.result_file import RESULT, plain, write_result
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
     MODE_TAG,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gbactl.atomic_files import RESULT
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_effects import fault_metrics
@@ -44,7 +45,6 @@ from gbactl.tracking.mlflow_connection import (
     sqlite_path,
     tracking_uri,
 )
-from gbactl.tracking.result_file import RESULT
 from gbactl.tracking.run_description import MODE_TAG
 
 Say = Callable[[str], None]

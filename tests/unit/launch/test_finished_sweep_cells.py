@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gbactl.atomic_files import write_result
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.cache import data_fingerprint
 from gbactl.errors import ConfigError, DivergedError, GbactlError, Stopped, UsageError
@@ -18,7 +19,6 @@ from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, run_hydra
 from gbactl.launch.sweep_parent_run import best_trials, with_tuning
-from gbactl.tracking.result_file import write_result
 from gbactl.tracking.run_description import CommandLine
 
 DATA = "d" * 32

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gbactl.atomic_files import RESULT, ROOM, plain, read_result, write_result
 from gbactl.config import RunConfig, from_dict
 from gbactl.errors import NoRoomError, TrackingError, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.run_dir import find
 from gbactl.tracking.mlflow_connection import connect, ensure_store
-from gbactl.tracking.result_file import RESULT, ROOM, plain, read_result, write_result
 
 
 @pytest.fixture(autouse=True)

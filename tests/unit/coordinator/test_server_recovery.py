@@ -526,7 +526,8 @@ def test_who_loses_the_coordinator_before_a_server_is_back_ends(
 ) -> None:
     Victim(monkeypatch, Push, 12)
     Orphaned(monkeypatch, AdoptVersion, 0 if save == "cpr" else 4)
-    with pytest.raises(ClusterError, match="The coordinator failed before S0 had recovered from a failure; type resume="):
+    said = "The coordinator failed before S0 had recovered from a failure; type resume="
+    with pytest.raises(ClusterError, match=said):
         run_in_memory(config("gba", save=save), data, tmp_path)
 
 

@@ -27,6 +27,7 @@ from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
+from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
@@ -119,7 +120,7 @@ class Server:
         if frame.kind == frames.CLOSED:
             self.stopped |= channel is self.coordinator
             return
-        if channel.peer.role == "worker" and channel.peer.incarnation <= self._fenced.get(channel.peer.index, -1):
+        if self._is_fenced(channel.peer):
             frame.release()
             self.fenced_frames += 1
             channel.close()  # a failed worker that is still alive learns that it is excluded
@@ -245,11 +246,14 @@ class Server:
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
         """Refuse a failed worker's messages from now on, also those still in transit."""
         self._fenced[fence.worker] = fence.incarnation
-        self._waiting_pulls = [entry for entry in self._waiting_pulls if entry[0].peer.index != fence.worker]
+        self._waiting_pulls = [entry for entry in self._waiting_pulls if not self._is_fenced(entry[0].peer)]
         if fence.phase == self.phase:
             for batch in fence.batches:
                 self.shard.drop(batch)
         self.coordinator.send(Fenced(self.index, fence.worker))
+
+    def _is_fenced(self, peer: Peer) -> bool:
+        return peer.role == "worker" and peer.incarnation <= self._fenced.get(peer.index, -1)
 
     def _answer_waiting(self) -> None:
         version = self.shard.version

@@ -362,10 +362,15 @@ def test_nothing_of_a_fenced_worker_counts_and_its_batch_may_come_from_another()
     assert at.told(at.c_hub) == [staged(1, 0, worker=1, rows=2)]
     assert at.told(at.w_hubs[0]) == [frames.CLOSED]  # if it lives, it learns that it is out
     assert at.server.fenced_frames == 2
-    successor = MemoryHub(at.w_hubs[0].network, Peer("worker", 0, 1)).connect("S0")
-    at.workers[0] = successor
+    successor = MemoryHub(at.w_hubs[0].network, Peer("worker", 0, 1))
+    at.workers[0] = successor.connect("S0")
     at.push(1, [4], worker=0)
+    at.pull(11, [4], after=1, worker=0)
     assert at.told(at.c_hub) == [staged(1, 1)]
+    at.coordinator.send(Fence(0, 1, []))  # once more, of its predecessor: what it waits for stays
+    assert at.told(at.c_hub) == [Fenced(0, 0)]
+    at.order(0, 1)
+    assert [(m.request, m.version) for m in at.told(successor) if isinstance(m, Rows)] == [(11, 1)]
 
 
 def reported(at: Setting, term: int) -> list[Staged]:

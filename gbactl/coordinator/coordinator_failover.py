@@ -85,8 +85,8 @@ class Failover:
         def complete() -> bool:
             return all_connected() and self.live_workers <= set(self._worker_states)
 
-        yield WaitCondition(all_connected, run.hub.now() + cluster.start_timeout)
-        yield WaitCondition(complete, run.hub.now() + cluster.hang_seconds)
+        if (yield WaitCondition(all_connected, run.hub.now() + cluster.start_timeout)):
+            yield WaitCondition(complete, run.hub.now() + cluster.hang_seconds)
         if not all_connected():
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._server_states))) or "The launcher"
             raise ClusterError(f"{missing} did not reconnect to the new coordinator; look into the logs.")

@@ -193,7 +193,7 @@ class ModeSwitch:
         if begun:
             self.log_checksums(servers)
         why_not = self._worker_obstacle(cfg) or (yield from self._migrate_and_check(cfg, servers, begun))
-        dense = {"dense": kind_of_dense(run.current.mode.policy)} if run.home == "replicas" else {}
+        dense = {"dense": kind_of_dense(run.current.mode.policy)} if run.home == "replicas" and run.phase_number else {}
         report = {**request, "from": run.current.mode.name, "to": cfg.mode.name, "step": run.step, **dense}
         if why_not:
             self._drained_checksum = None

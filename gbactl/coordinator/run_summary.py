@@ -210,7 +210,7 @@ class RunSummary:
         """Replace the record by the one saved in a position, and continue from there."""
         patience, stopping = self.stopping.patience, position.stopping
         self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)
-        self.results = list(position.results)
+        self.results, self.round = list(position.results), min(position.round, len(self.rounds) - 1)
         self.ledger, self.modes = replace(position.ledger), position.modes
         self.phases, self.curve = list(position.phases), list(position.curve)
         self.statistics.restore(copy.deepcopy(position.statistics), position.step, position.ledger.finished)

@@ -205,6 +205,18 @@ def test_a_failover_does_not_go_on_without_a_server_that_it_lost_while_it_waited
         waits.send(False)  # no worker has come either, in the time that there is for it
 
 
+def test_a_failover_waits_for_no_worker_where_a_server_did_not_come(tmp_path: Path) -> None:
+    journal = JournalState(RunState(), [], 0)
+    cluster = Cluster(tmp_path, journal=journal)
+    failover = Failover(cluster.core, journal)
+    cluster.run.members.settled, cluster.run.launcher = False, cast(Any, Channel(Peer("launcher", 0), cluster.out))
+    failover.server_state(ServerState(0, journal.term, 0, 1))
+    waits = failover.gather()
+    next(waits)
+    with pytest.raises(ClusterError, match="S1 did not reconnect"):
+        waits.send(False)
+
+
 def test_the_last_worker_is_not_done_without(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     assert cluster.core.on_worker_lost(cluster.lose("worker", 0))

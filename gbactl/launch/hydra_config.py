@@ -255,7 +255,7 @@ def run_hydra(
     chosen = group_choices(arguments, conf_dir())
     typed_here = before_overrides(chosen, with_tuning(with_cost_file(_opened(arguments))))
     _check_options(typed_here)
-    SweepCallback.command = shlex.join(["gbactl", verb, *given])
+    SweepCallback.command = shlex.join(["gbactl", verb, *options, *given])
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *typed_here]
     try:
         with stoppable(), _explained():  # a signal may come between two runs of a sweep, or to the parent of its jobs
@@ -263,9 +263,9 @@ def run_hydra(
     except GbactlError as error:
         sweep.failed.append(error)
     except BaseException:
-        close_sweeps("KILLED")
         if {"-m", "--multirun"} & set(arguments):
             print(sweep.way_on(["gbactl", verb, *options, *arguments]), file=sys.stderr)
+        close_sweeps("KILLED")
         raise
     finally:
         sys.argv = saved

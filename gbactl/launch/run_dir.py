@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from gbactl.atomic_files import RESULT, ROOM, read_result, room_needed, take_room, write_result
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
+from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.final_metrics import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
@@ -89,7 +90,7 @@ def _fill(path: Path, cfg: RunConfig) -> None:
 def set_aside(path: Path) -> None:
     """Give the files of a run's earlier start numbered names."""
     part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
-    for name in ("logs", CONFIG, RESULT, LOG):
+    for name in ("logs", CONFIG, RESULT, LOG, AUTO_FILE):
         stem, dot, suffix = name.partition(".")
         if (path / name).exists():
             (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")

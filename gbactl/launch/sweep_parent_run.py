@@ -118,7 +118,7 @@ class OpenSweep:
             self.lock.release()
         if unsent:
             _say(unsent)
-        elif self.tracked is not None:
+        if self.tracked is not None:
             _renew(tracking_uri(self.tracking.uri), self.tracked.opened(0.0) or "", figures=True)
 
     def delete(self) -> bool:
@@ -155,7 +155,7 @@ class OpenSweep:
 
         try:
             if self.tracked is None:
-                return directories_table(finished)
+                return directories_table(list(dict.fromkeys(finished)))  # a trial may be one that was there
             return sweep_table(tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "")
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")

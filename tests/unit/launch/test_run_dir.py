@@ -52,6 +52,16 @@ def test_a_directory_that_is_there_and_empty_is_taken(here: Path) -> None:
     assert run_dirs.create(RunConfig(run_dir="mine")) == here / "mine"
 
 
+def test_the_files_of_an_earlier_start_get_numbered_names(here: Path) -> None:
+    """Also the decisions of switch=auto, which result.json counts."""
+    for name in ("auto.jsonl", "config.yaml", "events.log", "result.json"):
+        (here / name).touch()
+    (here / "logs").mkdir()
+    run_dirs.set_aside(here)
+    numbered = ["auto.1.jsonl", "config.1.yaml", "events.1.log", "logs.1", "result.1.json"]
+    assert sorted(path.name for path in here.iterdir()) == numbered
+
+
 def test_the_result_is_written_into_its_room() -> None:
     path = run_dirs.create(RunConfig())
     room = (path / ROOM).stat()

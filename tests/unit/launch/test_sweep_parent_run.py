@@ -147,8 +147,9 @@ def test_without_a_store_a_sweep_trains_all_the_same(tmp_path: Path, capsys: pyt
     assert len(list(tmp_path.glob("gba-*/result.json"))) == 1
     said = capsys.readouterr().err
     assert "did not take everything" in said and said.count("the sweep's runs have no parent run there") == 1
-    sweep(tmp_path, "mode=gba,sync", "seed=1", "tracking.enabled=false")
+    sweep(tmp_path, "mode=gba,sync", "seed=1,1", "tracking.enabled=false")  # the second of each finished before
     told = capsys.readouterr().out.splitlines()
+    assert not any("repeated" in line for line in told)
     assert [line.split()[:2] for line in told if re.match("(gba|sync) +1 ", line)] == [["sync", "1"], ["gba", "1"]]
     assert not list(tmp_path.glob("runs/*-sweep-*/*.jsonl"))[1:]
 

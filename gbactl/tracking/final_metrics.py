@@ -238,7 +238,7 @@ def versions() -> dict[str, str]:
 
 
 def tags_of(config: Mapping[str, Any], fingerprint: str | None, source: str) -> dict[str, str]:
-    """Return the MLflow tags of a run: user, source, git commit, versions, data fingerprint, host, hash, start time.
+    """Return the MLflow tags of a run: user, source, git commit, versions, data fingerprint, host, hash, last start.
 
     `config` is nested; its tracking.tags win over all others. The commit is that of the current folder. `source`: the
     command.

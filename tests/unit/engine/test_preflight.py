@@ -47,6 +47,11 @@ def test_connections() -> None:
     (sentence,) = preflight.connection("Host b", "c", "10.0.0.4:4712", LinkMeasurement(error="timed out"))
     assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
     assert sentence.endswith("(net.ipv4.ip_local_port_range).")
+    (sentence,) = preflight.connection(
+        "This machine", "host b", "10.0.0.3:1", LinkMeasurement(error="no route to host")
+    )
+    assert sentence.startswith("This machine does not reach host b at 10.0.0.3:1 (no route to host); let TCP")
+    assert "cluster.bind" not in sentence
     (sentence,) = preflight.connection("Host b", "the launcher", "127.0.1.1:1", LinkMeasurement(error="refused"))
     assert sentence.endswith(", or type cluster.bind=ADDRESS, one of its own that all hosts reach.")
 

@@ -92,7 +92,7 @@ class CollectiveConfig:
     buckets: Annotated[int, Bounds(at_least=1, at_most=1000)] = 2
 
 
-DecayRate = Annotated[float, Bounds(at_least=0, at_most=0.999995)]  # its table of bias corrections has 3.6 M steps
+DecayRate = Annotated[float, Bounds(at_least=0, at_most=0.999995)]  # at this bound Adam's bias table has 3.6 M steps
 
 
 @dataclass

@@ -155,7 +155,9 @@ class OpenSweep:
 
         try:
             if self.tracked is None:
-                return directories_table(list(dict.fromkeys(finished)))  # a trial may be one that was there
+                return directories_table(
+                    list(dict.fromkeys(finished))
+                )  # a repeated trial has the directory of the first
             return sweep_table(tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "")
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")

@@ -155,9 +155,8 @@ class OpenSweep:
 
         try:
             if self.tracked is None:
-                return directories_table(
-                    list(dict.fromkeys(finished))
-                )  # a repeated trial has the directory of the first
+                once = list(dict.fromkeys(finished))  # a repeated trial has the directory of the first
+                return directories_table(once)
             return sweep_table(tracking_uri(self.tracking.uri), self.tracked.opened(END_SECONDS) or "")
         except Exception as error:  # the runs are finished all the same
             _say(f"The sweep's runs could not be compared: {error}")

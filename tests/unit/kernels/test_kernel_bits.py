@@ -148,7 +148,6 @@ def test_twin_works_by_chunks_without_changing_bits(
     native: Kernels, twin: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gbactl.kernels.torch_kernels.CHUNK", 5)
-    monkeypatch.setattr("gbactl.kernels.torch_kernels.CHUNK", 5)
     test_initial_rows.hypothesis.inner_test(native, twin, 3, 17, 2)
     rng = np.random.default_rng(0)
     values = [np.ones(777, np.float32), np.ones(777, np.float32)]

@@ -35,7 +35,7 @@ from gbactl.coordinator.training_phase import (
 )
 from gbactl.errors import ClusterError, WireError
 from gbactl.policies.policy import Grant, refusal
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
 MOST_JOINS = 4  # more than a worker may hold at once

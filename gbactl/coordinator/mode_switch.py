@@ -27,8 +27,8 @@ from gbactl.coordinator.state import kind_of_dense
 from gbactl.errors import ClusterError, GbactlError
 from gbactl.policies.policy import Policy
 from gbactl.switching.auto_controller import AutoSwitch
-from gbactl.switching.switch_descriptions import switched
 from gbactl.switching.switch_schedule import RunProgress
+from gbactl.switching.switch_texts import switched
 from gbactl.wire.messages import Abandon, DenseMoved, Inspected, MoveDense, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)

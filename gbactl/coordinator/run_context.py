@@ -43,7 +43,7 @@ from gbactl.coordinator.state import (
 from gbactl.coordinator.statistics import ActivityTimes
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
-from gbactl.faults.measured_effects import ObservedBatches
+from gbactl.faults.measured_slowdowns import ObservedBatches
 from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan

@@ -29,7 +29,7 @@ from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies.policy import Ledger, Phase, Policy, policy_class
-from gbactl.switching.switch_descriptions import switched
+from gbactl.switching.switch_texts import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
 from gbactl.policies.policy import Decision, Drop, Grant, Phase, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.optimizers import factor
+from gbactl.store.optimizer_settings import factor
 
 Event = AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
 

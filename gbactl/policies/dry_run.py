@@ -15,7 +15,7 @@ from typing import Any
 from gbactl.checked_dataclasses import python_number
 from gbactl.configured_classes import own_code_error
 from gbactl.errors import GbactlError, require
-from gbactl.policies.async_bsp import BufferedPolicy
+from gbactl.policies.async_and_bsp import BufferedPolicy
 from gbactl.policies.policy import Drop, Grant, Member, Phase, Policy, PolicyOptions, Step, refusal
 
 STEPS = 3  # global batches of the dry run, and a short batch

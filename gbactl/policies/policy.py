@@ -348,7 +348,7 @@ def policy_class(name: str, target: str | None = None) -> type[Policy]:
     found = found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
     own, options = f"mode.target={found.__module__}.{found.__qualname__}", found.Options
     lacking = " and ".join(sorted(found.__abstractmethods__))
-    advice = "write it, or derive the class from gbactl.policies.async_bsp.BufferedPolicy"
+    advice = "write it, or derive the class from gbactl.policies.async_and_bsp.BufferedPolicy"
     require(not lacking, f"{own} lacks the method {lacking} of a policy; {advice}.")
     fits = isinstance(options, type) and issubclass(options, PolicyOptions)
     require(fits, f"{own} has Options that are no subclass of {PolicyOptions.__module__}.PolicyOptions.")

@@ -19,12 +19,12 @@ from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.checkpoint.restore import BEGINNING, chain_at, load_newest, load_shard
 from gbactl.cpu import settle_garbage
 from gbactl.errors import WireError
-from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.faults.slowdown_waits import ServerSlowdown
 from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.store.gradient_slice import GradientSlice
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer

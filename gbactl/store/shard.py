@@ -20,7 +20,7 @@ from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, aligned_zeros, require
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, dense_square
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import PullCounts, RowBlock, row_norms
 
 MOST_ROWS_FOR_ALL = 2_000_000

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace, aligned_zeros
 from gbactl.store.gradient_slice import GradientSlice
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 
 NORMS_SAMPLED = 32  # rows of a step whose gradient norms are reported
 

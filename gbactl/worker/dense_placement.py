@@ -22,7 +22,7 @@ from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels import codec_of
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.store.dense import Cut, DenseBlock, dense_square, nonempty_slices
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.wire.times_and_traffic import ALL_REDUCE

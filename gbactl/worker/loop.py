@@ -18,7 +18,7 @@ from gbactl.checkpoint.remaining_samples import Ranges, decode_ranges, ranges_wi
 from gbactl.config import RunConfig
 from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
-from gbactl.faults.slowdown import WorkerSlowdown
+from gbactl.faults.slowdown_waits import WorkerSlowdown
 from gbactl.kernels import load
 from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.models import row_width

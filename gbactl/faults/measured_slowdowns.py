@@ -18,7 +18,7 @@ from typing import Any
 from gbactl.faults.cpu_hogs import hogged, worker_cores
 from gbactl.faults.fault_kinds import CpuHog
 from gbactl.faults.fault_plan import FaultPlan
-from gbactl.faults.slowdown import FaultRecord, add_acted, server_slowdowns
+from gbactl.faults.slowdown_waits import FaultRecord, add_acted, server_slowdowns
 
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are ignored
 CLOCK_SECONDS = 1e-9  # shorter times are below a clock's resolution and ignored

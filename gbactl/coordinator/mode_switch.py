@@ -250,7 +250,7 @@ class ModeSwitch:
 
     @property
     def checksum_scope(self) -> str:
-        """Scope of the checksums between two phases: "checksum", or "dense" where the tables are too large."""
+        """Scope of the checksums between two phases: "checksum", or "dense" if the tables are too large."""
         cfg, size = self.run.cfg, self.run.dataset.schema.rows * row_bytes(self.run.cfg)
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
 

@@ -25,7 +25,7 @@ STALENESS = 4  # values of token staleness, from 0 on, whose weight is looked at
 def dry_run(
     kind: type[Policy], options: PolicyOptions, workers: int, local_batch: int, global_batch: int, prefetch: str
 ) -> None:
-    """Test a policy in a short phase of a run. Raises ConfigError, one sentence, where it breaks the contract."""
+    """Test a policy in a short phase of a run. Raises ConfigError, one sentence, if it breaks the contract."""
     what = f"mode.target={kind.__module__}.{kind.__qualname__}"
     samples = STEPS * max(global_batch, local_batch * workers) + (local_batch + 1) // 2
     phase = Phase(samples, local_batch, global_batch, 0, tuple(range(workers)), prefetch=prefetch)

@@ -266,7 +266,7 @@ class ReplicatedDense(DensePlacement):
         self.steps.last_step, self._checksum = -1, (-1, ("", ""))
 
     def leave(self) -> None:
-        """Do nothing when this placement ends: the model computes with the dense vector directly, so it is kept."""
+        """Release nothing: the model still computes directly in the dense vector."""
 
 
 class TrainerDense(DensePlacement):

@@ -53,7 +53,7 @@ class RowBlock:
 
     @property
     def touch_counts(self) -> Any:
-        """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where that is not counted."""
+        """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None if that is not counted."""
         if self._touches is not None:
             return self._touches
         return None if self._every else self.counts

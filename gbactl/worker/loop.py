@@ -146,7 +146,7 @@ class BatchComputer:
         return np.concatenate([emb[: ids.size].reshape(*ids.shape, self.width), pooled], 1)
 
     def _of_ids(self, gradient: Floats) -> Floats:
-        """Expand the gradient of the model's fields to the gradient of the row of every id of the batch."""
+        """Expand the gradient of the model's fields to row gradients, one for every id of the batch."""
         if self._lists is None:
             return gradient
         columns = self.schema.columns

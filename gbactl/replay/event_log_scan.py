@@ -157,8 +157,8 @@ def _check_versions(recording: Recording, record: AnnounceRecord) -> None:
     rows = record.row_versions
     if len(rows) != recording.shards or min(rows) < 0 or min(versions) < -1 or max(versions) > recording.steps:
         raise EventLogError(
-            f"{recording.path} announces batch {record.batch} at step {recording.steps} from versions {versions}, "
-            "which do not all exist then."
+            f"{recording.path} announces batch {record.batch} from versions {versions}, which do not all exist at step "
+            f"{recording.steps}."
         )
 
 

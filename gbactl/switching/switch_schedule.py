@@ -110,7 +110,7 @@ def located(found: Sequence[ScheduleEntry], rows: Sequence[int]) -> list[int | N
             raise ConfigError(f"{problem}, but the run ends after {len(rows)} days or epochs, {total} samples.")
         if point <= last:
             raise ConfigError(
-                f"{problem} (sample {point}), which is not after the entry before it; list the entries in order."
+                f"{problem}, sample {point}, which is not after the entry before it; list the entries in order."
             )
         last = point
     return points

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import RowBlock
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")

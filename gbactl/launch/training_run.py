@@ -38,7 +38,7 @@ from gbactl.engine.signals import (
 )
 from gbactl.errors import ClusterError, NoRoomError, OwnCodeError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
+from gbactl.faults.measured_slowdowns import fault_lines, fault_metrics, with_injected
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
@@ -57,8 +57,8 @@ from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
 from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
-from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.switching.switch_schedule import located
+from gbactl.switching.switch_texts import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.tracking.metrics_and_tags import (
     DAYS_TAG,
     ORIGIN,

@@ -21,7 +21,7 @@ from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.engine.local_processes import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.signals import resume_hint
 from gbactl.errors import ClusterError
-from gbactl.wire.startup_document import StartupDocument
+from gbactl.wire.startup import StartupDocument
 
 START_SECONDS, WAIT_SECONDS, RESTORE_SECONDS = 20.0, 2.0, 5.0
 FAILED = 1  # exit code of a process that could not be started
@@ -154,7 +154,7 @@ class RemoteRunProcesses(RunProcesses):
         agents.check_imports(preflight.named_classes(cfg))
 
     def _send_data(self, agents: HostAgents) -> None:
-        """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
+        """Check that hosts can take part in an all-reduce, if there is one, and send them the data."""
         if self.cfg.collects and len(self.hosts) > 1:
             for host, report in agents.reports.items():
                 report.faults += preflight.ring(host, report.facts, report.address)
@@ -255,7 +255,7 @@ class RemoteRunProcesses(RunProcesses):
         return found
 
     def _broken_connection(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
-        """Describe the failed connection between hosts that ended a process; "" where its message names none."""
+        """Describe the failed connection between hosts that ended a process; "" if its message names none."""
         addresses = {report.address: host for host, report in self.agents.reports.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
         return preflight.broken_connection(

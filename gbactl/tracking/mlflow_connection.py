@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError, first_line
-from gbactl.tracking.final_metrics import plain_name, user
+from gbactl.tracking.metrics_and_tags import plain_name, user
 from gbactl.tracking.run_description import CONFIG_TAG, VIEW_TAG, folded, saved_view, view_path
 
 if TYPE_CHECKING:
@@ -232,12 +232,12 @@ class Run:
 
     @property
     def data(self) -> str:
-        """First digits of the fingerprint of the run's data; "" where it is unknown."""
+        """First digits of the fingerprint of the run's data; "" if it is unknown."""
         return self.tags.get(CELL, "").partition("-")[2].partition("-")[0]
 
     @property
     def code(self) -> str:
-        """Code version of gbactl that the run was made with; "" where it is unknown."""
+        """Code version of gbactl that the run was made with; "" if it is unknown."""
         return self.tags.get(CELL, "").rpartition("-")[2]
 
     @property

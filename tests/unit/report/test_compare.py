@@ -16,7 +16,7 @@ from gbactl.report.compare import Report, compare
 from gbactl.report.configuration_differences import settings, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
-from gbactl.tracking.final_metrics import DAYS_TAG, logged_name
+from gbactl.tracking.metrics_and_tags import DAYS_TAG, logged_name
 from gbactl.tracking.mlflow_connection import Run, _run
 from gbactl.tracking.run_description import CONFIG_TAG, LONGEST, config_tag, short
 from tests.support.report_examples import run, three
@@ -264,7 +264,7 @@ def test_a_mixture_is_called_one() -> None:
     assert group(report, "gba").n == 2
     assert report.baseline is None
     assert report.notes == (
-        "Means over mode.iota where a line has several, within a seed first; to tell them apart: --by mode,mode.iota.",
+        "Means over mode.iota where a row has several, within a seed first; to tell them apart: --by mode,mode.iota.",
     )
 
 

@@ -281,7 +281,8 @@ def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(cluster: Thread
     rings(size=2, has=BUCKETS * 3, deaf=1)
     DyingWorker(cluster.patch, 1, 4, "announced")
     cluster.train(config("sync", workers=2))
-    with pytest.raises(EventLogError, match="a worker died with dense parts of step 3; such a run cannot be replayed"):
+    told = "a worker failed while the dense gradients of step 3 were being summed; such a run cannot be replayed"
+    with pytest.raises(EventLogError, match=told):
         replay(cluster.folder)
 
 

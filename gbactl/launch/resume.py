@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gbactl.atomic_files import CONFIG
 from gbactl.checkpoint.folder import (
     CHECKPOINTS,
     CUT,
@@ -85,7 +86,7 @@ def folder_of(name: str) -> Path:
     path = Path(name)
     if path.name == CHECKPOINTS and path.is_dir():
         return path.resolve()
-    return run_dirs.find(name, holding=run_dirs.CONFIG).resolve() / CHECKPOINTS
+    return run_dirs.find(name, holding=CONFIG).resolve() / CHECKPOINTS
 
 
 def named(arguments: Iterable[str]) -> str | None:

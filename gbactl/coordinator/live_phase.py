@@ -137,7 +137,7 @@ class LivePhase:
         """Hand a worker its next batch, if the policy allows."""
         # a worker may not know the phase yet after a failover
         unreachable = worker not in self.workers or worker in self._uninformed
-        if unreachable or (self.single_batch and self.policy.holding[worker]):
+        if unreachable or (self.single_batch and self.policy.leased_to(worker)):
             return False
         grant = self.policy.take(worker)
         if grant is None:
@@ -201,8 +201,8 @@ class LivePhase:
 
     def on_staged(self, message: Staged) -> bool:
         """Record a shard's staged gradient slice. Returns whether all shards have theirs, so that it is announced."""
-        owner, grant = self.policy.leases.get(message.batch, (None, None))
-        if grant is None or message.worker in self._ignored or owner != message.worker or message.phase != self.number:
+        grant = self.policy.leased_to(message.worker).get(message.batch)
+        if grant is None or message.worker in self._ignored or message.phase != self.number:
             return False
         staged = self._staged.setdefault(message.batch, {})
         staged[message.shard] = message

@@ -199,7 +199,7 @@ def test_an_announcement_that_nobody_waits_for_changes_nothing(
 ) -> None:
     at.training.take(0)
     at.announce(worker, batch, phase=phase)
-    assert at.statistics.pulled == {} and 0 in at.training.policy.leases
+    assert at.statistics.pulled == {} and 0 in at.training.policy.leased_to(0)
 
 
 def test_a_gradient_is_announced_when_the_last_shard_has_it(at: Setting) -> None:

@@ -125,11 +125,13 @@ class LivePhase:
                 self.waiting.append(worker)
 
     def check_hand_out(self) -> None:
-        """Raise ClusterError where a user's policy refuses every worker, and no event is left to change this."""
+        """Raise ClusterError where a user's policy refuses every worker, and no event is left to change this.
+
+        Not to be called while a failed worker's successor is awaited."""
         policy, kind = self.policy, type(self.policy)
         if kind.__module__.startswith("gbactl.") or policy.leases or policy.exhausted or self._uninformed:
             return
-        if policy.openings == self._openings and self.workers and set(self.workers).issubset(self.waiting):
+        if policy.openings == self._openings and policy.live and policy.live.issubset(self.waiting):
             which = f"mode.target={kind.__module__}.{kind.__qualname__}"
             raise ClusterError(f"{which} {refusal(policy.phase.samples - policy.ledger.read)}.")
 

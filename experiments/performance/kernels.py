@@ -23,7 +23,7 @@ from process_group import apart
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels, Workspace, aligned_zeros
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import RowBlock
 
 BATCH, FIELDS, DENSE = 512, 26, 493_000

@@ -19,7 +19,7 @@ from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.coordinator.state import Incarnations, JournalState, PhaseState, RunState
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 from gbactl.policies.gba import GbaPolicy
 from gbactl.policies.policy import Grant, Phase, Policy
 from gbactl.wire.auth import Peer

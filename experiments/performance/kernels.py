@@ -18,7 +18,7 @@ from process_group import apart
 
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels, Workspace, aligned_zeros
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import RowBlock
 
 BATCH, FIELDS, WIDTH = 512, 26, 17

@@ -21,7 +21,7 @@ from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, writ
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.store.optimizers import dense_moments
+from gbactl.store.optimizer_settings import dense_moments
 
 DENSE = "dense.safetensors"
 VALUE = "dense.value"

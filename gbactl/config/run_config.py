@@ -32,7 +32,7 @@ from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models import ModelConfig
 from gbactl.policies.policy import PolicyOptions
-from gbactl.store.optimizers import MOMENTS
+from gbactl.store.optimizer_settings import MOMENTS
 from gbactl.switching.auto_controller import GBA, MODES, SYNC
 from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 

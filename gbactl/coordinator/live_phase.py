@@ -35,7 +35,7 @@ from gbactl.coordinator.training_phase import (
 )
 from gbactl.errors import ClusterError, WireError
 from gbactl.policies.policy import Grant, refusal
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
 MOST_JOINS = 4  # more than a worker may hold at once
@@ -125,7 +125,7 @@ class LivePhase:
                 self.waiting.append(worker)
 
     def check_hand_out(self) -> None:
-        """Raise ClusterError where a user's policy refuses every worker, and no event is left to change this."""
+        """Raise ClusterError if a user's policy refuses every worker, and no event is left to change this."""
         policy, kind = self.policy, type(self.policy)
         if kind.__module__.startswith("gbactl.") or policy.leases or policy.exhausted or self._uninformed:
             return
@@ -278,7 +278,8 @@ class LivePhase:
     def _check(self, rows: tuple[int, ...], dense: tuple[int, ...]) -> None:
         """Check that a gradient was computed from versions that exist. Raises WireError otherwise."""
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
-            raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
+            versions = f"{list(rows)} (rows) and {list(dense)} (dense)"
+            raise WireError(f"not all versions {versions} of a gradient exist at step {self.policy.step}")
 
     def stop(self) -> None:
         """End the phase as soon as possible, for a switch, successor or rollback."""

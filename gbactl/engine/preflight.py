@@ -20,7 +20,7 @@ from gbactl.engine.fork_server import dense_size
 from gbactl.engine.host_and_network_facts import PACKAGES, SAME, LinkMeasurement
 from gbactl.errors import ConfigError
 from gbactl.host_limits import free_memory
-from gbactl.store.optimizers import dense_moments
+from gbactl.store.optimizer_settings import dense_moments
 
 if TYPE_CHECKING:
     from gbactl.models.dry_run import Findings

@@ -22,7 +22,7 @@ from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.run_dir import CONFIG, LOG, find, lock
 from gbactl.policies.policy import names
-from gbactl.switching.switch_descriptions import answer, status
+from gbactl.switching.switch_texts import answer, status
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED, Frame

@@ -18,7 +18,7 @@ from gbactl.launch.progress import duration, shown_path
 from gbactl.launch.run_dir import CONFIG, RUNS, find
 from gbactl.policies.policy import names
 from gbactl.report.failures_and_slowdowns import SLOW, phase_shares, shares_of
-from gbactl.switching.switch_descriptions import answer, switch_sentence
+from gbactl.switching.switch_texts import answer, switch_sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

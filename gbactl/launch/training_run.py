@@ -38,7 +38,7 @@ from gbactl.engine.signals import (
 )
 from gbactl.errors import ClusterError, NoRoomError, OwnCodeError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
+from gbactl.faults.measured_slowdowns import fault_lines, fault_metrics, with_injected
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
@@ -57,9 +57,9 @@ from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
 from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
-from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.switching.switch_schedule import located
-from gbactl.tracking.final_metrics import (
+from gbactl.switching.switch_texts import answer, legend, mode_id, modes_sentence, requested_sentence
+from gbactl.tracking.metrics_and_tags import (
     DAYS_TAG,
     ORIGIN,
     ORIGIN_RUN,
@@ -86,7 +86,7 @@ from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
 from gbactl.wire.node_connections import SocketHub
-from gbactl.wire.times_and_traffic import TRACE_DIR, merge_traces
+from gbactl.wire.node_measurements import TRACE_DIR, merge_traces
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0

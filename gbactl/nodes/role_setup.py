@@ -17,7 +17,7 @@ from gbactl.coordinator.membership import BEAT_SECONDS, start_heartbeat
 from gbactl.coordinator.state import JournalState, writes_journal
 from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.faults.slowdown_waits import ServerSlowdown
 from gbactl.install import version
 from gbactl.kernels.native import flush
 from gbactl.server.checkpoint_writer import saver_of
@@ -30,7 +30,7 @@ from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import with_message_faults
-from gbactl.wire.startup_document import StartupDocument, await_dense
+from gbactl.wire.startup import StartupDocument, await_dense
 
 if TYPE_CHECKING:
     from gbactl.wire.node_connections import SocketHub

@@ -108,7 +108,7 @@ class Step:
         return sum([m.samples for m in self.members])
 
     def shares(self, local_batch: int) -> tuple[float, ...]:
-        """Compute each member's samples / local batch; empty where all are full-sized."""
+        """Compute each member's samples / local batch; empty if all are full-sized."""
         found = [m.samples / local_batch for m in self.members]
         return () if found.count(1.0) == len(found) else tuple(found)
 
@@ -164,10 +164,10 @@ class Ledger:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Options that one mode has beside those of all modes; subclassed by the mode's policy."""
+    """Base of the options that a mode has in addition to the options of all modes."""
 
     def check_workers(self, workers: int) -> None:
-        """Raise ConfigError, with the key to type, where the options cannot work with this number of workers."""
+        """Raise ConfigError, with the key to type, if the options cannot work with this number of workers."""
 
 
 @dataclass
@@ -239,7 +239,7 @@ class Policy(ABC):
         return -(-batch // size) * size
 
     def batches_of(self, steps: int) -> int | None:
-        """Compute the number of batches that make `steps` steps; None where it is not fixed in advance."""
+        """Compute the number of batches that make `steps` steps; None if it is not fixed in advance."""
         return None
 
     #: whether what is in flight can be given up
@@ -316,7 +316,7 @@ class Policy(ABC):
         return grant
 
     def _emit(self, step: Step) -> Step:
-        """Count a step, and return it with weights of Python, which a user's policy may have made of NumPy's."""
+        """Count a step, and return it with Python floats, as the weights of a user's policy may be NumPy's."""
         if type(step.divisor) is not float or any([type(m.weight) is not float for m in step.members]):
             members = tuple(replace(m, weight=python_number(m.weight)) for m in step.members)
             step = replace(step, members=members, divisor=python_number(step.divisor))
@@ -338,7 +338,7 @@ def refusal(samples: int) -> str:
 
 
 def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, ...]:
-    """List the modes that have a configuration file, or those of them whose policy class satisfies `such`."""
+    """List the modes that have a configuration file; with `such`, only modes whose policy class satisfies it."""
     return tuple(name for name in option_files("mode") if such(policy_class(name)))
 
 
@@ -348,7 +348,7 @@ def policy_class(name: str, target: str | None = None) -> type[Policy]:
     found = found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
     own, options = f"mode.target={found.__module__}.{found.__qualname__}", found.Options
     lacking = " and ".join(sorted(found.__abstractmethods__))
-    advice = "write it, or derive the class from gbactl.policies.async_bsp.BufferedPolicy"
+    advice = "write it, or derive the class from gbactl.policies.async_and_bsp.BufferedPolicy"
     require(not lacking, f"{own} lacks the method {lacking} of a policy; {advice}.")
     fits = isinstance(options, type) and issubclass(options, PolicyOptions)
     require(fits, f"{own} has Options that are no subclass of {PolicyOptions.__module__}.PolicyOptions.")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gbactl.atomic_files import RESULT
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
-from gbactl.faults.measured_effects import fault_metrics
+from gbactl.faults.measured_slowdowns import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
 from gbactl.report.configuration_differences import configuration, shown_value_of, value_of
 from gbactl.report.failures_and_slowdowns import slow_sentence
@@ -29,7 +29,7 @@ from gbactl.report.paired_statistics import Key
 from gbactl.report.render import answer, for_stdout, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
+from gbactl.tracking.metrics_and_tags import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     CELL,
     COMMAND,

@@ -20,7 +20,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import COORDINATOR, Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Event
-from gbactl.wire.times_and_traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 
 class VirtualHub:
@@ -114,7 +114,7 @@ class VirtualCoordinator(Coordinator):
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
-        """Let `look` act between two messages, then handle the frame."""
+        """Handle a frame; before that, call `look`, which may request a switch or checkpoint."""
         if self.look is not None:
             self.look(self.core.on_launcher_request)
         super()._handle(channel, frame)

@@ -31,8 +31,8 @@ from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.half_precision_transport import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.messages import KIND
+from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
-from gbactl.wire.times_and_traffic import TrafficCounter
 
 PACKET_BYTES = 1500
 
@@ -174,7 +174,7 @@ class Network:
         return near_end
 
     def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """Make one end of a channel, lossy where the plan says so."""
+        """Make one end of a channel, a lossy one if the fault plan disturbs its messages."""
         faults = None if self.plan is None else message_faults_of(self.plan, near.peer, far.peer)
         return VirtualChannel(self, near, far) if faults is None else LossyChannel(self, near, far, faults)
 

@@ -18,7 +18,7 @@ from gbactl.checkpoint.remaining_samples import Ranges, decode_ranges, ranges_wi
 from gbactl.config import RunConfig
 from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
-from gbactl.faults.slowdown import WorkerSlowdown
+from gbactl.faults.slowdown_waits import WorkerSlowdown
 from gbactl.kernels import load
 from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.models import row_width
@@ -35,7 +35,7 @@ from gbactl.wire.messages import (
     PrefetchHint,
     SaveDense,
 )
-from gbactl.wire.times_and_traffic import TURN
+from gbactl.wire.node_measurements import TURN
 from gbactl.worker.client import LATER, WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, Placements
 from gbactl.worker.worker_core import BatchInProgress, Question
@@ -146,7 +146,7 @@ class BatchComputer:
         return np.concatenate([emb[: ids.size].reshape(*ids.shape, self.width), pooled], 1)
 
     def _of_ids(self, gradient: Floats) -> Floats:
-        """Expand the gradient of the model's fields to the gradient of the row of every id of the batch."""
+        """Expand the gradient of the model's fields to row gradients, one for every id of the batch."""
         if self._lists is None:
             return gradient
         columns = self.schema.columns

@@ -25,14 +25,14 @@ import numpy as np
 from gbactl.errors import WireError
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import auth, frames, socket_channel
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import BeginPhase, EasgdUpdate, Pull, Push, PutDense, decode, kind_of, pack
+from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.socket_channel import QueuedBytes, SocketChannel
-from gbactl.wire.times_and_traffic import TrafficCounter
 from tests.fuzz.coordinator import Spoken
 from tests.fuzz.mutations import mangled, message, odd_frame
 from tests.support.checkpoint_files import unused_saver

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 import gbactl
 from gbactl.cli.commands_after_training import report
 from gbactl.errors import GbactlError, TrackingError, UsageError
-from gbactl.tracking.final_metrics import metrics_of
+from gbactl.tracking.metrics_and_tags import metrics_of
 from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 from tests.support.sockets import free_port
@@ -204,16 +204,6 @@ def test_the_ui_answers_and_leaves_nothing_behind(folder: Path, how: signal.Sign
 def children_on(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def test_a_taken_port_is_explained() -> None:
-    from gbactl.tracking.mlflow_ui import serve
-
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        with pytest.raises(UsageError, match="type --port"):
-            serve(None, holder.getsockname()[1], print)
 
 
 def test_a_server_has_a_ui_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

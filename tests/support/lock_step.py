@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.gba import GbaPolicy
 from gbactl.policies.policy import Decision, Grant
 

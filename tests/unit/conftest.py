@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gbactl import configured_classes
-from gbactl.policies import async_bsp, gba
+from gbactl.policies import async_and_bsp, gba
 from gbactl.server.shard_server import Server
 from tests.support.lock_step import LockStepAsync, LockStepGba
 
@@ -36,4 +36,4 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `gba` and `async` run in lock-step."""
     monkeypatch.setattr(gba, "GbaPolicy", LockStepGba)
-    monkeypatch.setattr(async_bsp, "AsyncPolicy", LockStepAsync)
+    monkeypatch.setattr(async_and_bsp, "AsyncPolicy", LockStepAsync)

@@ -16,7 +16,7 @@ from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import StagedSlices, TrainingPhase
 from gbactl.errors import AccountingError, ClusterError, WireError
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 from gbactl.policies.policy import Grant, Phase, Policy, make
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer

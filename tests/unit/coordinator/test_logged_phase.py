@@ -25,7 +25,7 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import ApplyStep, LoggedPhase, StagedSlices, TrainingPhase
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions
 from gbactl.policies.policy import Phase, Policy, make
 from gbactl.wire.auth import Peer

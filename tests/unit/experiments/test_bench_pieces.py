@@ -34,7 +34,7 @@ def test_a_table_of_so_many_rows(rows: int) -> None:
 def test_bytes_of_a_row_are_those_of_a_shard() -> None:
     from gbactl.kernels import load
     from gbactl.kernels.base import aligned_zeros
-    from gbactl.store.optimizers import OptimizerSpec
+    from gbactl.store.optimizer_settings import OptimizerSpec
     from gbactl.store.shard_rows import RowBlock
 
     block = RowBlock(aligned_zeros((10, 17)), OptimizerSpec("adam"), load())

@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
-from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.dry_run import dry_run
 from gbactl.policies.hop_bs import HopBsPolicy
 from gbactl.policies.policy import Decision, Grant, Phase, Policy, PolicyOptions, Step, names, policy_class

@@ -321,7 +321,8 @@ def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(
     rings(size=2, has=BUCKETS * 3, deaf=1)
     DyingWorker(monkeypatch, 1, 4, "announced")
     adds_up(run_in_memory(config("sync", workers=2), data, tmp_path))
-    with pytest.raises(EventLogError, match="a worker died with dense parts of step 3; such a run cannot be replayed"):
+    told = "a worker failed while the dense gradients of step 3 were being summed; such a run cannot be replayed"
+    with pytest.raises(EventLogError, match=told):
         replay(tmp_path)
 
 

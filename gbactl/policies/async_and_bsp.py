@@ -33,7 +33,7 @@ class BufferedPolicy(Policy):
         return False
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """Compute row weights for staleness 0 to token staleness; empty where rows have no staleness of their own."""
+        """Compute row weights for staleness 0 to token staleness; empty if rows have no staleness of their own."""
         return ()
 
     def take(self, worker: int) -> Grant | None:

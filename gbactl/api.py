@@ -56,7 +56,7 @@ class Run:
 
     @property
     def auc(self) -> float | None:
-        """AUC of the result; None where the run did not finish."""
+        """AUC of the result; None if the run did not finish."""
         found: float | None = self.result.get("auc")
         return found
 
@@ -91,7 +91,7 @@ class Run:
 
 
 class Comparison(pandas.DataFrame):  # type: ignore[misc]
-    """Comparison of runs as a pandas table, one line for each mode and configuration, with unrounded numbers.
+    """Comparison of runs as a pandas table, one row for each mode and configuration, with unrounded numbers.
 
     A notebook shows it as `gbactl report` does: formatted, with the verdicts and notes below. Parts of it are plain
     tables."""

@@ -58,7 +58,7 @@ def watch(run: str | None, uri: str | None) -> None:
 
 
 def _asked(client: ControlClient) -> Status | None:
-    """Ask for the status; None where the job has ended."""
+    """Ask the job for its status; None if it has ended."""
     try:
         return client.status()
     except GbactlError:
@@ -85,7 +85,7 @@ def line(found: Status) -> str:
 
 
 def _rate(found: Status) -> str:
-    """Format the present throughput; "-" where there is none, as in an evaluation."""
+    """Format the present throughput; "-" if there is none, as in an evaluation."""
     return "-" if found["eps"] is None else f"{found['eps']:,.0f}"
 
 

@@ -144,9 +144,9 @@ def overridden_key(override: str) -> str:
 
 
 def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a stored shell command that the user has neither configured nor typed.
+    """Raise UsageError for a stored shell command or foreign class that the user has neither configured nor typed.
 
-    Its author would have it run here. `values`: the configuration from this machine's files and the typed overrides."""
+    Its author's code would run here. `values`: the configuration from this machine's files and the typed overrides."""
     for key in COMMANDS:
         group, name = key.split(".")
         given, own = stored.get(group, {}), values.get(group, {})

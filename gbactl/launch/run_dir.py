@@ -60,12 +60,12 @@ def new_path(cfg: RunConfig) -> Path:
 
 
 def unused(what: str) -> Path:
-    """Return a new name for a directory in runs/: the time, `what` it is of, and six random digits."""
+    """Return a new name for a directory in runs/: the time, `what` it is for (a mode, say), and six random digits."""
     return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(3)}"
 
 
 def is_of(path: Path, cfg: RunConfig) -> bool:
-    """Return whether a run directory is of exactly this configuration."""
+    """Return whether a run directory holds exactly this configuration."""
     with suppress(OSError):
         return (path / CONFIG).read_text() == _as_yaml(cfg)
     return False
@@ -119,7 +119,7 @@ def _as_yaml(cfg: RunConfig) -> str:
 
 
 def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Write faults.json: the plans with defaults and chosen processes; no file where there are no faults.
+    """Write faults.json: the plans with defaults and chosen processes; no file if there are no faults.
 
     `injected`: the kills and hangs so far."""
     plan = cfg.fault_plan()

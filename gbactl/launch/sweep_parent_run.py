@@ -74,10 +74,10 @@ class SweepOptions:
 
 
 def with_tuning(arguments: list[str]) -> list[str]:
-    """Write `objective=` as one list, which Hydra does not sweep, and add gbactl's defaults for the Optuna sweeper.
+    """Return `arguments` with `objective=` as one list, which Hydra does not sweep, and gbactl's defaults for Optuna.
 
-    They are, other than the plugin's: the better direction of each objective, trials one by one, none of which ends the
-    sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
+    The defaults are, other than the plugin's: the better direction of each objective, trials one by one, none of which
+    ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
     Raises ConfigError for an unknown objective."""
     typed = [text for text in arguments if text.startswith("objective=")]
     names = typed[-1].partition("=")[2].strip("[]").split(",") if typed else SweepOptions().objective
@@ -179,13 +179,13 @@ def close_sweeps(status: str, show: bool = False, discard: bool = False, finishe
 
 
 def parent_tags() -> dict[str, str]:
-    """Return the tag that makes a run a child of the run in GBACTL_PARENT_RUN; {} where that is not set."""
+    """Return the tag that makes a run a child of the run in GBACTL_PARENT_RUN; {} if that is not set."""
     found = os.environ.get(PARENT_RUN)
     return {PARENT: found} if found else {}
 
 
 def adopt(result: Mapping[str, Any], tracking: TrackingConfig) -> None:
-    """Make a finished run, which a sweep reuses instead of training it again, one of its runs, with its tags.
+    """Add a finished run, reused instead of trained again, to the present sweep's runs, with the sweep's tags.
 
     A run of a sweep that has finished stays that one's child."""
     run_id, parent = result.get("run_id"), os.environ.get(PARENT_RUN)
@@ -255,7 +255,7 @@ class SweepCallback(Callback):
         _renew(self.uri, self.run_id, figures=time.monotonic() - self.began > SHORT_SECONDS)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Tell the best trials of a sweep that tunes."""
+        """Store the best trials of a tuning sweep with its parent run."""
         found = Path(config.hydra.sweep.dir) / BEST
         if found.exists() and _open:
             objective = list(config.objective)
@@ -263,7 +263,7 @@ class SweepCallback(Callback):
 
 
 def _renew(uri: str, run_id: str, figures: bool) -> None:
-    """Update the comparison in a sweep's MLflow run; `run_id` is "" where the store has not answered."""
+    """Update the comparison in a sweep's MLflow run; do nothing if `run_id` is "", as the store has not answered."""
     if not run_id:
         return
     from gbactl.report.report_command import renew_sweep

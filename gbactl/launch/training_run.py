@@ -106,7 +106,7 @@ def train(
     `display` shows progress and result. `trace`: write a trace of the processes' activities."""
     command = command or CommandLine()
     if trace and not cfg.engine.real:
-        raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")
+        raise UsageError("Only real processes can be traced; type cluster=local or leave out --trace.")
     for phase in cfg.possible:
         try_policy(phase)
     if cfg.engine.here and cfg.collects:

@@ -14,6 +14,7 @@ from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, Tra
 from gbactl.data.dataset import open_dataset
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
+from tests.support.simulated_runs import samples_of
 
 
 @dataclass
@@ -32,9 +33,7 @@ class ThreadCluster:
         """Run it to its end, as run_in_memory does; check its accounts and return its result."""
         self.events = []
         result = run_in_memory(cfg, self.data, self.folder / below, wishes, self.events)
-        counted, dataset = result["samples"], open_dataset(self.data)
-        rows = [split.rows for split in dataset.splits]
-        due = cfg.train.epochs * rows[0] if dataset.kind == "splits" else sum(rows[:-1])
+        counted, due = result["samples"], samples_of(cfg, open_dataset(self.data))
         assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == due
         assert result["refused_frames"] <= self.most_refused, result["refused"]
         return result

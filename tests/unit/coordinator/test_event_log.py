@@ -93,11 +93,12 @@ def test_any_records(path: Path, records: list[Record]) -> None:
     assert list(read(path)) == whole
 
 
-def read_all(path: Path) -> tuple[list[Record], str]:
+def _up_to_error(path: Path) -> tuple[list[Record], str]:
     """(records before the damage, the complaint)."""
     found: list[Record] = []
     try:
-        found.extend(read(path))
+        for record in read(path):
+            found.append(record)
     except EventLogError as error:
         return found, str(error)
     return found, ""
@@ -118,16 +119,6 @@ def test_cut_anywhere_it_gives_what_is_whole_and_says_where_it_ends(path: Path) 
             assert RECORDS[-1] not in found, "the missing end record tells"
         else:
             assert f"cut off at byte {ends[whole - 1] if whole else 10}." in complaint
-
-
-def _up_to_error(path: Path) -> tuple[list[Record], str]:
-    found: list[Record] = []
-    try:
-        for record in read(path):
-            found.append(record)
-    except EventLogError as error:
-        return found, str(error)
-    return found, ""
 
 
 def test_a_tail_ends_with_its_last_whole_record_and_is_gone_on_with(path: Path) -> None:

@@ -268,10 +268,6 @@ def test_a_worker_that_goes_does_not_stop_it(at: Setting) -> None:
     assert not at.server.stopped and at.shard.version == 1
 
 
-def bad_pull(message: Pull, payload: np.ndarray) -> tuple[Any, np.ndarray]:
-    return message, payload
-
-
 def indices(*values: int) -> np.ndarray:
     return np.array(values, np.int32).view(np.uint8)
 

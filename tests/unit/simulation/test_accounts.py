@@ -14,7 +14,7 @@ from gbactl.data.cache import prepare
 from gbactl.tracking.metrics_and_tags import metrics_of
 from gbactl.wire.messages import Event
 from tests.support import recorded
-from tests.support.simulated_runs import adds_up, config, run
+from tests.support.simulated_runs import config, run
 
 WITHIN = [{"at": {"samples": at}, "to": to} for at, to in ((300, "hop_bw"), (900, "gba"), (1500, "async"))]
 DAYS = 4
@@ -40,7 +40,6 @@ def by_day(events: list[Event], name: str) -> Iterator[list[dict[str, Any]]]:
 
 
 def test_days_add_up_their_phases_and_the_run_its_days(switched: dict[str, Any], events: list[Event]) -> None:
-    adds_up(switched, 600 * DAYS)
     days, phases = switched["rounds"], switched["phases"]
     assert [(day["day"], day["modes"]) for day in days] == [
         ("day 0", ["sync", "hop_bw"]), ("day 1", ["hop_bw", "gba"]), ("day 2", ["gba", "async"]), ("day 3", ["async"]),

@@ -183,9 +183,7 @@ def test_a_run_without_checkpoints_is_saved_when_it_is_stopped(
     assert (last.position["unread"] == []) is (when == "phase")
     values = {**config_at(folder.chain(last.name)), "resume": str(folder.path / last.name)}
     again = run(from_dict(values), data, tmp_path / "b")
-    samples = again["samples"]
-    assert samples["read"] == 1500 == samples["trained"] + samples["decayed"] + samples["lost"]
-    assert sum(phase["samples"] for phase in again["phases"]) == samples["trained"]
+    assert sum(phase["samples"] for phase in again["phases"]) == again["samples"]["trained"]
     assert again["checkpoint"]["resumed_at"] == last.step
     if mode == "sync":
         whole = run(cfg, data, tmp_path / "c")

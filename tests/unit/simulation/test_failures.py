@@ -17,7 +17,7 @@ from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream
 from tests.support.failures import logged
 from tests.support.modes import EVERY, SERVED, every_k
-from tests.support.simulated_runs import adds_up, config, run
+from tests.support.simulated_runs import config, run
 from tests.support.slow import slow
 
 STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
@@ -37,7 +37,6 @@ def failing(
 def test_a_worker_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
     kill = {"kind": "kill", "workers": [1], "step": 2}
     result = run(failing(mode, kill, global_batch=64), data, tmp_path / "run")
-    adds_up(result, 1500)
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("W1", "kill")
     assert 0 < failed["detected_s"] < 0.001
@@ -49,7 +48,6 @@ def test_a_worker_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: 
 def test_without_replacement(data: Path, tmp_path: Path) -> None:
     kill = {"kind": "kill", "workers": [0, 2], "time": 0.01}
     result = run(failing("gba", kill, lost="continue"), data, tmp_path / "run")
-    adds_up(result, 1500)
     assert [failed["process"] for failed in result["recovery"]] == ["W0", "W2"]
     assert all(failed["loaded_s"] is None for failed in logged(tmp_path / "run", result))
 
@@ -57,7 +55,6 @@ def test_without_replacement(data: Path, tmp_path: Path) -> None:
 def test_failures_that_come_by_a_distribution(data: Path, tmp_path: Path) -> None:
     kill = {"kind": "kill", "workers": "all", "mtbf": 0.01, "distribution": "weibull", "shape": 0.7}
     result = run(failing("gba", kill, restart=1000.0, global_batch=64), data, tmp_path / "run")
-    adds_up(result, 1500)
     assert len(result["recovery"]) > 2
 
 
@@ -68,8 +65,6 @@ def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, secon
     """For less than the patience it is only late; for longer, what it says when it wakes up is refused."""
     hang = {"kind": "hang", "workers": [1], "step": 2, **({} if seconds is None else {"seconds": seconds})}
     result = run(failing(mode, hang, global_batch=64), data, tmp_path / "run")
-    counted = result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == 1500
     assert len(result["recovery"]) == (seconds != 0.01)
     if seconds != 0.01:
         assert result["recovery"][0]["detected_s"] == pytest.approx(0.02, abs=0.015)
@@ -85,7 +80,6 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     plain = run(failing("sync"), data, tmp_path / "plain")
     kill = {"kind": "kill", "workers": [1, 3], **when}
     result = run(failing("sync", kill, lost=lost, restart=2000.0, prefetch=prefetch), data, tmp_path / "run")
-    adds_up(result, 1500)
     assert result["checksums"]["model"] == plain["checksums"]["model"] and result["auc"] == plain["auc"]
     assert [failed["process"] for failed in result["recovery"]] == ["W1", "W3"]
     if lost == "replace":
@@ -103,7 +97,6 @@ def test_sync_where_a_worker_stands_still(data: Path, tmp_path: Path) -> None:
 def test_messages_that_are_lost_late_doubled_or_overtaken(data: Path, tmp_path: Path, mode: str) -> None:
     plain = run(failing(mode), data, tmp_path / "plain")
     result = run(failing(mode, STORM), data, tmp_path / "run")
-    adds_up(result, 1500)
     assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and result["virtual_seconds"] > plain["virtual_seconds"]
     assert "messages" not in plain and (mode != "sync" or result["checksums"] == plain["checksums"])
 
@@ -138,7 +131,6 @@ def storming(
         patched.setattr(AllActivePeriods, "active_indexes", asks)
         patched.setattr(MessageFaultStream, "draw", draws)
         result = trained({**STORM, **when})
-    adds_up(result, 1500)
     assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and (
         mode != "sync" or result["checksums"] == plain["checksums"]
     )
@@ -186,7 +178,6 @@ def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, m
     plain = run(failing(mode, global_batch=64, options=every_k(mode)), data, tmp_path / "plain")
     cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, options=every_k(mode))
     result = run(cfg, data, tmp_path / "run")
-    adds_up(result, 1500)
     assert (result["samples"]["lost"] > 0) == (plain["samples"]["lost"] > 0) == (mode == "hop_bw")
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"], failed["samples_undone"]) == ("C", "kill", 0)
@@ -220,7 +211,6 @@ def test_whenever_the_coordinator_disappears_sync_has_the_same_bits(
     seconds = share * plain["virtual_seconds"]
     plans = [{**CRASH, "time": seconds}, {**CRASH, "time": seconds + 0.0502}]
     result = run(failing("sync", *plans, prefetch=prefetch), data, tmp_path / "run")
-    adds_up(result, 1500)
     assert result["checksums"] == plain["checksums"] and result["auc"] == plain["auc"]
     assert [failed["process"] for failed in result["recovery"]] == ["C"] * (1 if share == 0.99 else 2)
 
@@ -230,7 +220,6 @@ def test_a_worker_that_dies_with_the_coordinator_is_waited_for(data: Path, tmp_p
     """The other coordinator misses it when it has said nothing for as long as anybody may."""
     both = {**CRASH, "workers": [1], "step": 4}
     result = run(failing(mode, both, global_batch=64), data, tmp_path / "run")
-    adds_up(result, 1500)
     found = {failed["process"]: failed for failed in result["recovery"]}
     assert set(found) == {"C", "W1"} and found["C"]["loaded_s"] == pytest.approx(0.05 + 0.02, abs=0.001)
     assert found["C"]["loaded_s"] < found["W1"]["detected_s"] < found["W1"]["loaded_s"]
@@ -255,7 +244,6 @@ def test_a_switch_that_drains_waits_for_another_coordinator(data: Path, tmp_path
     cfg = failing("gba", {**CRASH, "step": 4}, switches=switches)
     cfg.switch.drain_seconds = 0.02
     result = run(check(cfg), data, tmp_path / "run")
-    adds_up(result, 1500)
     assert result["samples"]["trained"] == 1500 and [phase["mode"] for phase in result["phases"]] == ["gba", "sync"]
 
 

@@ -14,7 +14,7 @@ from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.server import VirtualServer
 from gbactl.wire.messages import EasgdUpdate
 from tests.support.modes import CENTRED, FOREGROUND, REPLICAS, every_k
-from tests.support.simulated_runs import adds_up, config, model, run
+from tests.support.simulated_runs import config, model, run
 
 SLOW_REDUCE = {"allreduce_us": 1e6}
 OWN_CORES = {"workers_per_host": 1, "servers_on": "own", "cores": 8}
@@ -34,7 +34,6 @@ def replicas(
 def test_every_mode_counts_and_is_the_same_twice(data: Path, tmp_path: Path, mode: str) -> None:
     cfg = replicas(mode, prefetch="rows", cost={"spread": "lognormal", "spread_scale": 0.5})
     first, second = run(cfg, data, tmp_path / "a"), run(cfg, data, tmp_path / "b")
-    adds_up(first, 1500)
     assert model(first) == model(second) and first["replicas"] == second["replicas"]
     told = first["replicas"]
     assert told["evaluated"] == ("centre" if mode in CENTRED else "mean of the replicas")
@@ -104,7 +103,6 @@ def test_threads_on_a_replica_add_up_where_there_are_cores(long: Path, tmp_path:
 @pytest.mark.parametrize("mode", ["fr_easgd", "fr_ma"])
 def test_threads_stand_still_for_an_exchange_in_the_foreground(data: Path, tmp_path: Path, mode: str) -> None:
     result = run(replicas(mode, 2, hogwild_threads=3, prefetch="rows", cost=OWN_CORES), data, tmp_path)
-    adds_up(result, 1500)
     assert result["replicas"]["sync_gap"]["mean"] == pytest.approx(3.0, abs=2.0)
 
 
@@ -126,7 +124,6 @@ def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
     for dense in (1, None):
         heard.clear()
         found[dense] = run(replicas("fr_easgd", 4, cost=cost, hard=False, dense=dense), data, tmp_path / str(dense))
-        adds_up(found[dense], 1500)
         assert {server for server, _ in heard} == ({0} if dense else {0, 1}) and all(size for _, size in heard)
     for key in ("exchanges", "bytes_exchanged"):
         assert found[1]["replicas"][key] == found[None]["replicas"][key]
@@ -177,6 +174,5 @@ def test_from_sync_to_replicas_to_gba_and_back(four_days: Path, tmp_path: Path, 
         {"at": {"samples": 2000}, "to": "sync"},
     ]
     result = run(config("sync", workers=4, switches=switches, dense=dense), four_days, tmp_path)
-    adds_up(result, 2400)
     assert [p["mode"] for p in result["phases"] if p["mode"] != "sync"] == [mode, mode, "gba", "gba", mode, mode]
     assert result["checksums"]["model"]

@@ -28,7 +28,7 @@ def failing(
     return check(cfg)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("mode", REPLICAS)
 @pytest.mark.parametrize(("prefetch", "threads"), [("none", 1), ("rows", 1), ("rows", 3)])
 def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, prefetch: str, threads: int) -> None:

@@ -16,7 +16,6 @@ from gbactl.launch.hydra_config import compose
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "models"
-OF_HISTORIES = {"din", "dien", "youtube_dnn"}  # which no data of the study have
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +25,18 @@ def scripts() -> dict[str, ModuleType]:
 
 
 def test_every_model_is_trained_in_every_mode_with_every_seed(scripts: Any) -> None:
-    frappe, tried, speed, synthetic, rates = scripts["study"].read_study(FOLDER / "sweep.yaml", "default")
-    for part in (frappe, speed, synthetic):
+    parts = scripts["study"].read_study(FOLDER / "sweep.yaml", "default")
+    frappe, tried, speed, synthetic, sequences, rates = parts
+    of_histories = set(scripts["write_models"].OF_HISTORIES)
+    for part in (sequences, frappe, speed, synthetic):
         cells = [scripts["study_results"].options(cell.overrides) for cell in part.cells]
         found = {(cell["model"], cell["mode"], cell["seed"]) for cell in cells}
         names, modes, seeds = (set(each) for each in zip(*found, strict=True))
         assert len(found) == len(cells) == len(names) * len(modes) * len(seeds) and len(seeds) == 3
-        assert names == set(scripts["write_models"].PUBLISHED) == set(options("model")) - OF_HISTORIES
+        assert names == (of_histories if part is sequences else set(scripts["write_models"].PUBLISHED))
         for name in names:
             compose(list(next(cell.overrides for cell in part.cells if f"model={name}" in cell.overrides)))
+    assert names | of_histories == set(options("model"))
     assert len(tried.cells) == 2 and not {cell.overrides for cell in tried.cells} & {c.overrides for c in frappe.cells}
     cells = [scripts["study_results"].options(cell.overrides) for cell in rates.cells]
     assert {cell["model"] for cell in cells} == names and {cell["mode"] for cell in cells} == {"sync"}
@@ -55,6 +57,17 @@ def test_the_table_has_the_difference_from_the_published_figure(scripts: Any) ->
     assert "| `dcnv2` | 1 | 0.98382 | 0.98200 | -0.00182 | no | - |" in low
     assert "| `dcnv2` | 2 | 0.98402 | +0.0" not in low
     assert "| **+0.00000 +-0.00000** | - | - |" in scripts["write_models"].synthetic(cells)
+
+
+def test_the_models_of_histories_have_a_table_of_their_own(scripts: Any) -> None:
+    done = scripts["study_results"].Done
+    cells = [
+        done({"model": "din", "mode": mode, "seed": seed}, {"auc": auc}, Path())
+        for mode, auc in (("sync", 0.8), ("gba", 0.8), ("async", 0.7)) for seed in "12"
+    ]  # fmt: skip
+    lines = scripts["write_models"].sequences(cells).splitlines()
+    assert lines[2] == "| `din` | 2 | 0.80000 | **+0.00000 +-0.00000** | - | -0.10000 +-0.00000 |"
+    assert lines[-1].startswith("- sequences: ")
 
 
 def figures(text: str) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ from typing import Any
 from gbactl.errors import NoRoomError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
-RESULT = "result.json"
+CONFIG, RESULT = "config.yaml", "result.json"
 ROOM = ".room"  # file of a run directory that holds the disk space reserved for the result
 
 

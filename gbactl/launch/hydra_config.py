@@ -55,7 +55,7 @@ from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import score, shown_path
-from gbactl.launch.resume import group_choices, key_of, resumed
+from gbactl.launch.resume import group_choices, overridden_key, resumed
 from gbactl.launch.sweep_parent_run import (
     SweepCallback,
     SweepOptions,
@@ -115,7 +115,7 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     if target is not None and file.get("target") != target:
         common = COMMON.get(group)
         kept = {"name", "target", "cache"} if common is None else {each.name for each in dataclasses.fields(common)}
-        kept |= {key_of(text).removeprefix(f"{group}.") for text in typed}
+        kept |= {overridden_key(text).removeprefix(f"{group}.") for text in typed}
         found = {key: value for key, value in found.items() if key in kept or key not in file}
         if found["name"] == file.get("name"):
             found["name"] = str(target).rpartition(".")[2]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gbactl.atomic_files import RESULT
+from gbactl.atomic_files import CONFIG, RESULT
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
 from gbactl.faults.measured_slowdowns import fault_metrics
@@ -135,8 +135,8 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
 
     try:
         result = dict(json.loads((path / RESULT).read_text(encoding="utf-8")))
-        config = dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
-        began = (path / "config.yaml").stat().st_mtime_ns // 1_000_000
+        config = dict(yaml.safe_load((path / CONFIG).read_text(encoding="utf-8")))
+        began = (path / CONFIG).stat().st_mtime_ns // 1_000_000
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"The run in {path} cannot be read ({error}); type another RUN.") from error
     finished = result["status"] == "FINISHED"

@@ -69,8 +69,9 @@ def test_the_pages_figures_of_frappe_are_those_of_the_runs(scripts: Any) -> None
     study = scripts["write_models"]
     found = figures(study.frappe(study.STUDY.found("frappe")).replace("+-", ""))
     assert shown == {name: found[name] for name in shown}
-    assert "Seven of the eight models do" in page and len(shown) == 7
-    assert all(below >= -study.NEAR for _, _, _, below, *_ in shown.values())
+    below = {name: row[2 if name == "autoint" else 3] for name, row in shown.items()}  # one seed has no deviation
+    assert "Seven of the eight models do" in page and len(shown) == 8
+    assert [name for name in below if below[name] < -study.NEAR] == ["autoint"]
 
 
 def test_the_table_of_what_was_tried_names_the_weight(scripts: Any) -> None:

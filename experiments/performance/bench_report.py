@@ -23,7 +23,7 @@ COLUMNS = ("line", "what", "measured", "min - max", "target", "", "figures")
 def machine() -> dict[str, Any]:
     """Description of this machine, with library versions."""
     from gbactl.cpu import model, widest
-    from gbactl.tracking.final_metrics import versions
+    from gbactl.tracking.metrics_and_tags import versions
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     vectors = f" ({widest()})" if widest() else ""

@@ -43,7 +43,7 @@ from gbactl.wire.messages import (
     unpack,
 )
 from gbactl.wire.node_connections import SocketHub
-from gbactl.wire.startup_document import StartupDocument
+from gbactl.wire.startup import StartupDocument
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16

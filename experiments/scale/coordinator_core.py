@@ -46,7 +46,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     kind_of,
 )
-from gbactl.wire.times_and_traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 WAITS = [0.001, 0.002, 0.0, 0.0, 0.0]
 SLOW, FACTOR = 8, 4.0  # one worker in SLOW is FACTOR times slower

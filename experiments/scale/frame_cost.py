@@ -19,8 +19,8 @@ from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Granted, OrderStep
+from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.socket_channel import QueuedBytes, SocketChannel
-from gbactl.wire.times_and_traffic import TrafficCounter
 
 MESSAGES, TOGETHER = 12_800, 64
 KEY = bytes(32)

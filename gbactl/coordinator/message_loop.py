@@ -49,7 +49,7 @@ from gbactl.wire.messages import (
     WorkerState,
     decode,
 )
-from gbactl.wire.times_and_traffic import NodeTimes
+from gbactl.wire.node_measurements import NodeTimes
 
 PROGRESS_SECONDS = 0.5  # longest time between two reports of progress
 PROGRESS_POINTS = 50  # reports of progress per phase at least, where it has so many steps

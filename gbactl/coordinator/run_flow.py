@@ -21,7 +21,7 @@ from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.wire.messages import BeginPhase, ShardRelocated, Stop
-from gbactl.wire.times_and_traffic import traffic_summary
+from gbactl.wire.node_measurements import traffic_summary
 
 GOODBYE_SECONDS = 5.0
 

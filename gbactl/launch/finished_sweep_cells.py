@@ -22,7 +22,7 @@ from gbactl.data.cache import data_fingerprint
 from gbactl.install import code_version, running_code
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
-from gbactl.tracking.final_metrics import config_hash, versions
+from gbactl.tracking.metrics_and_tags import config_hash, versions
 from gbactl.tracking.mlflow_connection import tracking_uri
 
 INDEX = run_dirs.RUNS / ".finished"

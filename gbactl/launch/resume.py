@@ -31,7 +31,7 @@ from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 from gbactl.launch import run_dir as run_dirs
-from gbactl.tracking.final_metrics import config_hash
+from gbactl.tracking.metrics_and_tags import config_hash
 
 KEY = "resume"
 # keys with commands that run here or on the hosts

@@ -22,7 +22,7 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
-from gbactl.tracking.final_metrics import plain_name
+from gbactl.tracking.metrics_and_tags import plain_name
 from gbactl.tracking.mlflow_connection import connect, tracking_uri
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from gbactl.errors import UsageError, require
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
 from gbactl.launch.resume import key_of
-from gbactl.tracking.final_metrics import tags_of
+from gbactl.tracking.metrics_and_tags import tags_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
     NOTE,

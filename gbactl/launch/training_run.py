@@ -59,7 +59,7 @@ from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.switching.switch_schedule import located
-from gbactl.tracking.final_metrics import (
+from gbactl.tracking.metrics_and_tags import (
     DAYS_TAG,
     ORIGIN,
     ORIGIN_RUN,
@@ -86,7 +86,7 @@ from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.messages import Event, unpack
 from gbactl.wire.node_connections import SocketHub
-from gbactl.wire.times_and_traffic import TRACE_DIR, merge_traces
+from gbactl.wire.node_measurements import TRACE_DIR, merge_traces
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from gbactl.wire.startup_document import StartupDocument
+    from gbactl.wire.startup import StartupDocument
 
 PR_SET_PDEATHSIG = 1
 FORK_SERVER, READY = "fork-server", b"ready"
@@ -176,7 +176,7 @@ def main() -> None:
         use_core(*sys.argv[3:])
         return
     line = sys.stdin.buffer.readline()
-    from gbactl.wire.startup_document import StartupDocument
+    from gbactl.wire.startup import StartupDocument
 
     boot = StartupDocument.loads(line)
     with node_log(Path(boot.run_dir), boot.log_name):
@@ -190,7 +190,7 @@ def _run_role(boot: StartupDocument) -> NoReturn:
     from gbactl.configured_classes import own_code_told
     from gbactl.errors import GbactlError, OwnCodeError, PeerGoneError, UsageError
     from gbactl.nodes import role_setup
-    from gbactl.wire.times_and_traffic import NodeTimes, Trace
+    from gbactl.wire.node_measurements import NodeTimes, Trace
 
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gbactl.report.paired_statistics import Difference, Stat
-from gbactl.tracking.final_metrics import plain_name
+from gbactl.tracking.metrics_and_tags import plain_name
 
 MISSING = "-"
 

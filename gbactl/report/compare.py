@@ -41,7 +41,7 @@ from gbactl.report.paired_statistics import (
     why_alone,
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
-from gbactl.tracking.final_metrics import DAYS_TAG, SLOW_WORKER, plain_name
+from gbactl.tracking.metrics_and_tags import DAYS_TAG, SLOW_WORKER, plain_name
 from gbactl.tracking.mlflow_connection import Run
 
 DEFAULT_BASELINE = "sync"

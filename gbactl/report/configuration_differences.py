@@ -16,7 +16,7 @@ from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.switch_descriptions import each_mode, from_listed
-from gbactl.tracking.final_metrics import ORIGIN
+from gbactl.tracking.metrics_and_tags import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
 from gbactl.tracking.run_description import MODE_TAG, rounded, short
 

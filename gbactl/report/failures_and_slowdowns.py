@@ -15,7 +15,7 @@ from typing import Any
 
 from gbactl.report.columns import Column
 from gbactl.report.paired_statistics import Stat, stat
-from gbactl.tracking.final_metrics import FAILURE_KINDS
+from gbactl.tracking.metrics_and_tags import FAILURE_KINDS
 from gbactl.tracking.mlflow_connection import Run
 
 FAILURE_COLUMNS = (

@@ -25,7 +25,7 @@ from gbactl.report.equivalence_tests import BETTER, SAME, UNDECIDED
 from gbactl.report.failures_and_slowdowns import FAILURE_COLUMNS, FailureLine, SlowdownLine
 from gbactl.report.paired_statistics import Difference, Stat, name_of, stat
 from gbactl.report.run_curves import CensoredMedian, TimeLine
-from gbactl.tracking.final_metrics import FAILURE_KINDS
+from gbactl.tracking.metrics_and_tags import FAILURE_KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table

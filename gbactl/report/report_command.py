@@ -29,7 +29,7 @@ from gbactl.report.paired_statistics import Key
 from gbactl.report.render import answer, for_stdout, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.final_metrics import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
+from gbactl.tracking.metrics_and_tags import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_connection import (
     CELL,
     COMMAND,

@@ -63,7 +63,7 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
-from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
+from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)

@@ -20,7 +20,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import COORDINATOR, Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Event
-from gbactl.wire.times_and_traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 
 class VirtualHub:

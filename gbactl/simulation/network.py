@@ -31,8 +31,8 @@ from gbactl.wire.channel_interface import NO_BYTES
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.half_precision_transport import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.messages import KIND
+from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
-from gbactl.wire.times_and_traffic import TrafficCounter
 
 PACKET_BYTES = 1500
 

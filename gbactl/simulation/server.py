@@ -41,7 +41,7 @@ from gbactl.wire.messages import (
     Save,
     kind_of,
 )
-from gbactl.wire.times_and_traffic import BUSY, KERNELS, ServerTimes
+from gbactl.wire.node_measurements import BUSY, KERNELS, ServerTimes
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ from gbactl.wire.messages import (
     ShardRelocated,
     Stop,
 )
-from gbactl.wire.times_and_traffic import ALL_REDUCE, BATCH, ROWS, TURN
+from gbactl.wire.node_measurements import ALL_REDUCE, BATCH, ROWS, TURN
 from gbactl.worker.client import BatchSource
 from gbactl.worker.worker_core import (
     NOT_HERE,

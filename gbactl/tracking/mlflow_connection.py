@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.checked_dataclasses import flatten
 from gbactl.errors import TrackingError, UsageError, first_line
-from gbactl.tracking.final_metrics import plain_name, user
+from gbactl.tracking.metrics_and_tags import plain_name, user
 from gbactl.tracking.run_description import CONFIG_TAG, VIEW_TAG, folded, saved_view, view_path
 
 if TYPE_CHECKING:

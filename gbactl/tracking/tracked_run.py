@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from gbactl.errors import first_line
 from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record
-from gbactl.tracking.final_metrics import logged_name
+from gbactl.tracking.metrics_and_tags import logged_name
 
 _FLUSH_SECONDS = 1.0
 _SYSTEM_SECONDS = 1.0

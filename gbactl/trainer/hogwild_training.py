@@ -39,7 +39,7 @@ from gbactl.trainer.replica_exchange import (
 )
 from gbactl.trainer.trainer_core import Replica, TrainerCore
 from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
-from gbactl.wire.times_and_traffic import ALL_REDUCE
+from gbactl.wire.node_measurements import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
 from gbactl.worker.worker_core import BatchInProgress, scale_by_weight

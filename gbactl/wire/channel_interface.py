@@ -14,7 +14,7 @@ import numpy as np
 
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.times_and_traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)

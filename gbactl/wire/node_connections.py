@@ -28,8 +28,8 @@ from gbactl.wire.listener import (
     listen,
     receive_exactly,
 )
+from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.socket_channel import SILENCE_SECONDS, QueuedBytes, SocketChannel
-from gbactl.wire.times_and_traffic import TrafficCounter
 
 AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # pause before each attempt to connect
 

@@ -24,7 +24,7 @@ from gbactl.wire.auth import Peer, TlsConnection
 from gbactl.wire.channel_interface import NO_BYTES, BufferPool
 from gbactl.wire.frames import Bytes, Frame, Header
 from gbactl.wire.messages import kind_of, pack
-from gbactl.wire.times_and_traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30
 BUFFERS_AT_ONCE = 8  # buffers handed to the kernel in one call

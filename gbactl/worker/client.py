@@ -36,7 +36,7 @@ from gbactl.wire.messages import (
     ShardRelocated,
     decode,
 )
-from gbactl.wire.times_and_traffic import PUSH, NodeTimes
+from gbactl.wire.node_measurements import PUSH, NodeTimes
 from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
 from gbactl.worker.worker_core import (
     BatchInProgress,

@@ -25,7 +25,7 @@ from gbactl.store.dense import Cut, DenseBlock, dense_square, nonempty_slices
 from gbactl.store.optimizers import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
-from gbactl.wire.times_and_traffic import ALL_REDUCE
+from gbactl.wire.node_measurements import ALL_REDUCE
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.worker_core import NOT_HERE, BatchInProgress, ReplicatedSteps, scale_by_weight
 

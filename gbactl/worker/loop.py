@@ -35,7 +35,7 @@ from gbactl.wire.messages import (
     PrefetchHint,
     SaveDense,
 )
-from gbactl.wire.times_and_traffic import TURN
+from gbactl.wire.node_measurements import TURN
 from gbactl.worker.client import LATER, WorkerClient
 from gbactl.worker.dense_placement import DensePlacement, Placements
 from gbactl.worker.worker_core import BatchInProgress, Question

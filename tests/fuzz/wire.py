@@ -31,8 +31,8 @@ from gbactl.wire import auth, frames, socket_channel
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import BeginPhase, EasgdUpdate, Pull, Push, PutDense, decode, kind_of, pack
+from gbactl.wire.node_measurements import TrafficCounter
 from gbactl.wire.socket_channel import QueuedBytes, SocketChannel
-from gbactl.wire.times_and_traffic import TrafficCounter
 from tests.fuzz.coordinator import Spoken
 from tests.fuzz.mutations import mangled, message, odd_frame
 from tests.support.checkpoint_files import unused_saver

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 import gbactl
 from gbactl.cli.commands_after_training import report
 from gbactl.errors import GbactlError, TrackingError, UsageError
-from gbactl.tracking.final_metrics import metrics_of
+from gbactl.tracking.metrics_and_tags import metrics_of
 from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 from tests.support.sockets import free_port

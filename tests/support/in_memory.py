@@ -18,7 +18,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import CLOSED, PREFIX, Bytes, Frame
 from gbactl.wire.messages import kind_of, pack
-from gbactl.wire.times_and_traffic import TrafficCounter
+from gbactl.wire.node_measurements import TrafficCounter
 
 
 class MemoryChannel:

@@ -11,7 +11,7 @@ import pytest
 from gbactl.coordinator.run_summary import RecoveryTimes
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
-from gbactl.tracking.final_metrics import failed_in_short, failure_metrics
+from gbactl.tracking.metrics_and_tags import failed_in_short, failure_metrics
 from gbactl.tracking.mlflow_connection import Run
 
 

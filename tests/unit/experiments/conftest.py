@@ -14,7 +14,7 @@ import pytest
 
 from gbactl.config import to_dict
 from gbactl.launch.hydra_config import compose
-from gbactl.tracking.final_metrics import config_hash
+from gbactl.tracking.metrics_and_tags import config_hash
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 PERFORMANCE = EXPERIMENTS / "performance"

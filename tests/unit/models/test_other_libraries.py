@@ -1,30 +1,36 @@
-"""Layers of the models against those of FuxiCTR, DeepCTR-Torch and TorchRec, with the same weights.
+"""Layers of the models against those of FuxiCTR, DeepCTR-Torch, TorchRec, TorchEasyRec and Torch-RecHub.
 
-Each test is skipped where its library is missing; .ci/run installs them. MaskNet and FinalMLP are in none of these
-packages, and wide & deep and YouTube's network are MLPs: test_models.py has the formulas of all models, written from
-the papers. The GRU is compared with torch's.
+They get the same weights. Each test is skipped where its library is missing; .ci/run installs them. Wide & deep is an
+MLP. No package on PyPI has YouTube's ranking network in torch: the powers of its numeric features are compared with the
+formula alone. test_models.py has the formulas of all models, written from the papers. The GRU is compared with torch's.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gbactl.config import ModelConfig
+from gbactl.data.dataset import Jagged, ListField, Schema
+from gbactl.kernels import load
 from gbactl.models import build
+from gbactl.models.pooling import ListPooling
 
 B, F, DIM = 6, 4, 4
 
 
-def model(name: str, **options: Any) -> Any:
-    cfg = ModelConfig(name, dim=DIM, hidden=[8, 5], first_order=False, options=options)
-    return build(cfg, 0, F, 3, (0,) if name in ("din", "dien") else ())
+def model(name: str, fields: int = F, batch_norm: bool = False, **options: Any) -> Any:
+    cfg = ModelConfig(name, dim=DIM, hidden=[8, 5], batch_norm=batch_norm, first_order=False, options=options)
+    return build(cfg, 0, fields, 3, (0,) if name in ("din", "dien") else ())
 
 
 def vectors() -> Tensor:
@@ -58,6 +64,18 @@ def deepctr(name: str) -> Any:
     return found
 
 
+def loaded_alone(package: str, file: str) -> Any:
+    """Load a file of a package without the package, which needs more than is installed."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"{package} is not installed")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, Path(found.origin).parent / file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def chained(layers: Any, start: Tensor) -> Tensor:
     x = start
     for layer in layers:
@@ -85,14 +103,8 @@ def test_crosses_are_those_of_fuxictr() -> None:
 
 
 def test_low_rank_crosses_are_those_of_torchrec() -> None:
-    """Its file of crosses is loaded alone, as the package needs fbgemm for the installed version of torch."""
-    package = importlib.util.find_spec("torchrec")
-    if package is None or package.origin is None:
-        pytest.skip("torchrec is not installed")
-    spec = importlib.util.spec_from_file_location("crossnet", Path(package.origin).parent / "modules" / "crossnet.py")
-    assert spec is not None and spec.loader is not None
-    crossnet = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(crossnet)
+    """The package itself needs fbgemm for the installed version of torch."""
+    crossnet = loaded_alone("torchrec", "modules/crossnet.py")
     ours, theirs = model("dcnv2", layers=2, rank=3), crossnet.LowRankCrossNet(F * DIM, 2, 3)
     pairs = [
         pair for i, own in enumerate(ours.crosses)
@@ -192,3 +204,120 @@ def test_the_gru_is_that_of_torch() -> None:
         turned = torch.zeros(3 * DIM) if own is None else own.detach()[gates("ruc")]
         other.data.copy_((turned.T * signs).T if turned.dim() == 2 else turned * signs)
     assert_same(ours, theirs, [], lambda v: ours(v, torch.ones(B, F)), lambda v: theirs(v)[0])
+
+
+@pytest.mark.parametrize("structure", ["parallel", "serial"])
+@pytest.mark.parametrize("fields", [1, F])
+def test_mask_blocks_are_those_of_torcheasyrec(structure: str, fields: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs normalises the vectors of all fields together, the paper's and ours each by itself: one field, or none.
+
+    Their blocks add a bias before the layer norm, the paper's and ours do not: 0 here.
+    """
+    stub = ModuleType("mlp")
+    stub.MLP = None  # type: ignore[attr-defined]  # of a layer above the blocks, which is not made
+    monkeypatch.setitem(sys.modules, "tzrec.modules.mlp", stub)
+    masknet = loaded_alone("tzrec", "modules/masknet.py")
+    ours = model("masknet", fields, blocks=[5, 5, 5], structure=structure, reduction=1.5, vector_norm=fields == 1)
+    ours.mlp = nn.Identity()  # above the blocks
+    block = {"hidden_dim": 5, "reduction_ratio": 1.5}
+    theirs = masknet.MaskNetModule(fields * DIM, 3, block, use_parallel=structure == "parallel")
+    pairs = [(ours.scale, theirs.ln_emb.weight), (ours.shift, theirs.ln_emb.bias)]
+    if fields > 1:
+        theirs.ln_emb, pairs = nn.Identity(), []
+    for own, other in zip(ours.blocks, theirs.mask_blocks, strict=True):
+        linear, norm, _ = other.ffn
+        nn.init.zeros_(linear.bias)
+        pairs += zip(own.mask.parameters(), other.mask_generator.parameters(), strict=True)
+        pairs += [(own.linear.weight, linear.weight), (own.norm.weight, norm.weight), (own.norm.bias, norm.bias)]
+    assert_same(
+        ours, theirs, pairs,
+        lambda v: ours.terms(torch.empty(B, 0), v[:, :fields])[0], lambda v: theirs(v[:, :fields].flatten(1)),
+    )  # fmt: skip
+
+
+class Chosen(nn.Module):
+    """Vectors of some fields of a sample, in the place of FuxiCTR's further embeddings of these fields."""
+
+    def __init__(self, features: None, dim: int, required_feature_columns: list[int]) -> None:
+        super().__init__()
+        self.fields = required_feature_columns
+
+    def forward(self, v: Tensor) -> Tensor:
+        return v[:, self.fields]
+
+
+def test_gated_streams_and_their_bilinear_form_are_those_of_fuxictr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs has two biases in the logit, ours one. Its gates look up vectors of their own, ours get the MLPs'."""
+    zoo = pytest.importorskip("model_zoo.LongCTR.FinalMLP.FinalMLP", exc_type=ImportError)
+    monkeypatch.setattr(zoo, "FeatureEmbedding", Chosen)
+    ours = model("finalmlp", hidden2=[6, 10], heads=5, gate_hidden=[3], context1=[2, 0])
+    gates = zoo.FeatureSelection(None, F * DIM, DIM, [3], [2, 0], [])
+    streams = [zoo.MLP_Block(F * DIM, hidden_units=hidden) for hidden in ([8, 5], [6, 10])]
+    theirs = zoo.InteractionAggregation(5, 10, num_heads=5)
+    nn.init.zeros_(theirs.w_y.bias)
+    pairs = [
+        (ours.bias, theirs.w_x.bias), (ours.last[0].weight, theirs.w_x.weight),
+        (ours.last[1].weight, theirs.w_y.weight), (ours.bilinear, theirs.w_xy),
+        (ours.gates[1].start, gates.fs2_ctx_bias),
+    ]  # fmt: skip
+    for own, other in zip((*ours.mlps, *(gate.mlp for gate in ours.gates)), (*streams, gates.fs1_gate, gates.fs2_gate),
+                          strict=True):  # fmt: skip
+        pairs += zip(own.parameters(), other.parameters(), strict=True)
+
+    def logits(v: Tensor) -> Any:
+        return theirs(*(stream(x) for stream, x in zip(streams, gates(v, v.flatten(1)), strict=True)))
+
+    assert_same(ours, theirs, pairs, lambda v: ours(torch.empty(B, 0), v), logits)
+
+
+class Pooled(torch.autograd.Function):
+    """Pooling of the lists of a batch, from the rows of their values to [samples, lists, dim]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, pooling: ListPooling) -> Tensor:
+        ctx.pooling, ctx.like = pooling, rows
+        return torch.from_numpy(pooling.pool(rows.numpy().copy()))
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
+        out = np.empty_like(ctx.like.numpy())
+        ctx.pooling.unpool(gradient[0].numpy(), out)
+        return torch.from_numpy(out), None
+
+
+def test_averaged_histories_under_an_mlp_are_those_of_torch_rechub() -> None:
+    """Theirs is the network that generates candidates: its last hidden layer, normalised, is the vector of a user.
+
+    The ranking network has the same input, but for the numeric features, and the same hidden layers.
+    """
+    matching = pytest.importorskip("torch_rechub.models.matching", exc_type=ImportError)
+    features = pytest.importorskip("torch_rechub.basic.features", exc_type=ImportError)
+    longest = torch.tensor([3, 0, 1, 2, 3, 1])
+    mask = torch.arange(F - 1) < longest[:, None]
+    rows = torch.arange(1, 1 + B * F).reshape(B, F)  # of a table whose row 0 is the padding
+    inputs = [
+        features.SparseFeature("item", 1 + B * F, DIM),
+        features.SequenceFeature("history", 1 + B * F, DIM, pooling="mean", shared_with="item", padding_idx=0),
+    ]
+    theirs = matching.YoutubeDNN(inputs, [], [], {"dims": [8, 5]})
+    theirs.mode = "user"
+    ids = {"item": rows[:, 0], "history": rows[:, 1:] * mask}
+
+    def of_user(v: Tensor) -> Any:
+        table = torch.cat([torch.zeros(1, DIM), v.flatten(0, 1)])
+        return torch.func.functional_call(theirs, {"embedding.embed_dict.item.weight": table}, (ids,))
+
+    ours = model("youtube_dnn", 2, batch_norm=True)
+    ours.mlp[-1] = nn.Identity()
+    offsets = np.concatenate([[0], np.cumsum(longest.numpy())])
+    jagged = Jagged(1, offsets, (rows[:, 1:][mask]).to(torch.int32).numpy(), None)
+    schema = Schema(0, (1 + B * F, 1 + B * F), (0, 0), (ListField(F, "mean"),))
+    pooling = ListPooling(load("twin"), schema, jagged)
+
+    def hidden(v: Tensor) -> Tensor:
+        averages: Any = Pooled.apply(v[:, 1:][mask], pooling)
+        [last] = ours.terms(torch.empty(B, 0), torch.cat([v[:, :1], averages], 1))
+        return nn.functional.normalize(last)
+
+    pairs = list(zip(ours.mlp.parameters(), theirs.user_mlp.parameters(), strict=True))
+    assert_same(ours, theirs, pairs, hidden, of_user)

@@ -22,7 +22,7 @@ from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.report.html_report import binned, page, rerun_commands, write_figures
 from gbactl.report.report_command import with_times
 from gbactl.report.run_curves import Curves, curves_of
-from gbactl.tracking.final_metrics import SLOW_WORKER
+from gbactl.tracking.metrics_and_tags import SLOW_WORKER
 from gbactl.tracking.mlflow_connection import COMMAND, Run
 from tests.support.report_examples import run, three
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gbactl.data.cache import prepare
-from gbactl.tracking.final_metrics import metrics_of
+from gbactl.tracking.metrics_and_tags import metrics_of
 from gbactl.wire.messages import Event
 from tests.support import recorded
 from tests.support.simulated_runs import adds_up, config, run

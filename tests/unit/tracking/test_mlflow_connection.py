@@ -97,7 +97,7 @@ def test_an_experiment_s_description_links_to_the_published_documentation(
 
 def test_the_package_imports_neither_mlflow_nor_torch() -> None:
     code = (
-        "import sys, gbactl.tracking.tracked_run, gbactl.tracking.delivery, gbactl.tracking.final_metrics\n"
+        "import sys, gbactl.tracking.tracked_run, gbactl.tracking.delivery, gbactl.tracking.metrics_and_tags\n"
         "import gbactl.report\n"
         "sys.exit(bool({'mlflow', 'torch', 'pandas', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )

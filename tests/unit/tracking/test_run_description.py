@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.config import flatten
 from gbactl.data.dataset import open_dataset
-from gbactl.tracking.final_metrics import logged_name
+from gbactl.tracking.metrics_and_tags import logged_name
 from gbactl.tracking.run_description import (
     LONGEST_NAME,
     LONGEST_TAG,

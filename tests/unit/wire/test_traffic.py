@@ -17,7 +17,7 @@ from gbactl.models.flat_parameters import FlatModel
 from gbactl.simulation.simulated_run import run_virtual
 from gbactl.wire import frames
 from gbactl.wire.messages import EasgdUpdate, Predictions, Pull, Push, Rows, TakeBatch, pack
-from gbactl.wire.times_and_traffic import KINDS, PREFIX, TrafficCounter, traffic_summary
+from gbactl.wire.node_measurements import KINDS, PREFIX, TrafficCounter, traffic_summary
 from tests.support.hubs import Pair
 from tests.support.recorded import config, record, splits
 

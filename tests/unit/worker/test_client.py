@@ -22,7 +22,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     decode,
 )
-from gbactl.wire.times_and_traffic import BATCH
+from gbactl.wire.node_measurements import BATCH
 from gbactl.worker import client
 from gbactl.worker.client import BatchSource, WorkerClient
 from gbactl.worker.worker_core import BatchInProgress

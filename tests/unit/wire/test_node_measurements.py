@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.wire.times_and_traffic import (
+from gbactl.wire.node_measurements import (
     BATCH,
     BUSY,
     KERNELS,

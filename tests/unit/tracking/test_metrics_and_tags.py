@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.tracking.final_metrics import (
+from gbactl.tracking.metrics_and_tags import (
     config_hash,
     git_tags,
     logged_name,

@@ -1,4 +1,4 @@
-"""Metrics of a run as they are logged to MLflow: their names there, and the final ones with the final tags.
+"""Names of a run's metrics in MLflow, its final metrics, read from a result.json, and its MLflow tags.
 
 Names are in groups: train/, eval/, staleness/, wire/, recovery/, rounds/; five have none. system/, advise/ and replay/
 are the groups of metrics that are logged with their prefix. Within gbactl and in older runs a metric has a plain name,

@@ -1,4 +1,4 @@
-"""Measurements of a node by itself: seconds by activity, a trace of these, and the bytes that it sends, by kind.
+"""Measurements that a node makes of itself: seconds by activity, a trace of activities, and bytes sent by kind.
 
 Times: a worker measures what it waits for, besides computing; a server how long it handles messages, and of that its
 kernels. Costs about a microsecond of CPU each.

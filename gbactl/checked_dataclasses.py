@@ -136,7 +136,7 @@ def python_number(value: Any) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a dataclass field; MISSING where it has none."""
+    """Return the default of a dataclass field; MISSING if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

@@ -155,7 +155,7 @@ def _line_blocks(path: SourceFile, raw: BinaryIO) -> Iterator[LineBlock]:
 
 
 def pieces(path: SourceFile, raw: BinaryIO) -> Iterator[bytes]:
-    """Iterate over the content of a file that is open as `raw`, decompressed. Raises DataError where it is damaged."""
+    """Iterate over the content of a file that is open as `raw`, decompressed. Raises DataError if it is damaged."""
     try:
         yield from _pieces(raw)
     except _Damaged as error:

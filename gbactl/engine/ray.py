@@ -33,7 +33,7 @@ START = "type `ray start --head` here and `ray start --address=HEAD:6379` on the
 
 
 class RayEngine(HostsEngine):
-    """Engine whose agents are started by Ray, one a node. cluster.hosts, where given, chooses among the nodes."""
+    """Engine whose agents are started by Ray, one a node. cluster.hosts, if given, chooses among the nodes."""
 
     not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the cluster may have other nodes by then
     replaces_hosts: ClassVar[bool] = True

@@ -105,7 +105,7 @@ class ListPooling:
         return found
 
     def unpool(self, gradient: Floats, out: Floats, of_raw: Sequence[Floats] = ()) -> None:
-        """Write the gradient of the values' rows, float32[values, W], from that of the pooled rows, float32[..., W].
+        """Compute the gradient of the values' rows, `out` float32[values, W], from the pooled rows' `gradient`.
 
         `of_raw`: the gradients of the padded rows of the fields that `pad` was asked for."""
         pooled = np.array(gradient, np.float32).reshape(len(self.lengths), -1)

@@ -46,7 +46,7 @@ def allow_descriptors() -> None:
 
 
 def local(bind: str, transport: str) -> str:
-    """Choose the address for `listen`: a Unix socket where processes of this host share memory, else `bind`."""
+    """Choose the address for `listen`: a Unix socket if processes of this host share memory, else `bind`."""
     return UNIX if transport == "shm" and bind in ("127.0.0.1", "localhost") else bind
 
 

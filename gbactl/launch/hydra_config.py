@@ -151,7 +151,7 @@ def _option_file(group: str, option: str) -> dict[str, Any]:
 
 
 def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flattened defaults of all keys; for each group, those of the option that `config` has chosen.
+    """Return the flattened defaults of all keys; for each group, the defaults of the option that `config` has chosen.
 
     The name of a group's option has the default of the group."""
     found = flatten(to_dict(RunConfig()))

@@ -34,7 +34,7 @@ class ModeConfig:
 
     @property
     def policy(self) -> type[Policy]:
-        """Class of the mode's policy. Raises ConfigError where it cannot be found."""
+        """Class of the mode's policy. Raises ConfigError if it cannot be found."""
         return policy_class(self.name, self.target)
 
     @property
@@ -69,7 +69,7 @@ class ClusterConfig:
 
     @property
     def dense_holders(self) -> int:
-        """Number of servers (the first ones) that hold a slice of the dense vector beside rows."""
+        """Number of servers (the first ones) that hold a slice of the dense vector in addition to rows."""
         return self.servers if self.dense_servers is None else self.dense_servers
 
 

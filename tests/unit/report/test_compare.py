@@ -260,7 +260,7 @@ def test_a_mixture_is_called_one() -> None:
     assert group(report, "gba").n == 2
     assert report.baseline is None
     assert report.notes == (
-        "Means over mode.iota where a line has several, within a seed first; to tell them apart: --by mode,mode.iota.",
+        "Means over mode.iota where a row has several, within a seed first; to tell them apart: --by mode,mode.iota.",
     )
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import yaml
 
-from gbactl.atomic_files import RESULT
+from gbactl.atomic_files import CONFIG, RESULT
 from gbactl.errors import Stopped, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
@@ -63,7 +63,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Whole configuration, nested by groups: `config["train"]["global_batch"]`."""
-        found: dict[str, Any] = yaml.safe_load((self.run_dir / run_dirs.CONFIG).read_text())
+        found: dict[str, Any] = yaml.safe_load((self.run_dir / CONFIG).read_text())
         return found
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 from gbactl.errors import NoRoomError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
-RESULT = "result.json"
+CONFIG, RESULT = "config.yaml", "result.json"
 ROOM = ".room"  # file of a run directory that holds the disk space reserved for the result
 
 
@@ -63,7 +63,7 @@ def room_needed(path: Path) -> Iterator[None]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a run directory's result.json; {} without one that can be read."""
+    """Read a run directory's result.json; {} if it is missing or cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((path / RESULT).read_text())
         return found if isinstance(found, dict) else {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Dataset, Split, open_dataset, permuted
 from gbactl.errors import UsageError
-from gbactl.worker.loop import key_of
+from gbactl.worker.loop import training_key
 
 PARTS = 2  # evaluations after the switch, from which the time to an AUC is read
 BASE = 4  # samples of the base for each one trained in the mode
@@ -127,7 +127,7 @@ def _last(splits: Sequence[Split], rows: int) -> list[Split]:
 
 def _chosen(split: Split, rows: int) -> Split:
     """Choose random rows of a split, always the same ones."""
-    return Split(split.name, split.take(permuted(0, rows, split.rows, key_of(split.rows))))
+    return Split(split.name, split.take(permuted(0, rows, split.rows, training_key(split.rows))))
 
 
 def choose_subset(path: Path, train: TrainConfig, wanted: int, timed: int) -> DataSubset:

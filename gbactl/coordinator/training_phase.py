@@ -161,7 +161,7 @@ class TrainingPhase:
 
     def forgo(self) -> list[GiveUpBatch]:
         """Give up the batches in flight, and end the phase."""
-        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
+        owners = {batch: worker for worker, held in self.policy.leases.items() for batch in held}
         return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def account(self, command: Command) -> None:
@@ -305,8 +305,7 @@ class LoggedPhase:
         return commands
 
     def _check_lease(self, record: AnnounceRecord) -> None:
-        owner, _ = self.phase.policy.leases.get(record.batch, (None, None))
-        if owner != record.worker:
+        if record.batch not in self.phase.policy.leased_to(record.worker):
             gradient = (record.worker, record.batch)
             self._diverge(f"The log announces {named([gradient])}, which was not handed to it", [gradient])
 
@@ -336,7 +335,7 @@ class LoggedPhase:
     def _check_idle(self, text: str) -> None:
         """Check that no batch is in flight at this record."""
         if not self.phase.policy.idle:
-            leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
+            leases = [(worker, batch) for worker, held in sorted(self.phase.policy.leases.items()) for batch in held]
             self._diverge(f"{text} while something is in flight ({named(leases)})", leases)
 
     def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> NoReturn:

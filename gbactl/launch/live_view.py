@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gbactl.atomic_files import CONFIG
 from gbactl.errors import GbactlError, UsageError
 from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
-from gbactl.launch.run_dir import CONFIG, RUNS, find
+from gbactl.launch.run_dir import RUNS, find
 from gbactl.policies.policy import names
 from gbactl.report.failures_and_slowdowns import SLOW, phase_shares, shares_of
 from gbactl.switching.switch_texts import answer, switch_sentence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gbactl.atomic_files import RESULT, ROOM, read_result, room_needed, take_room, write_result
+from gbactl.atomic_files import CONFIG, RESULT, ROOM, read_result, room_needed, take_room, write_result
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.switching.auto_controller import AUTO_FILE
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gbactl.tracking.mlflow_connection import MlflowClient
 
 RUNS = Path("runs")
-CONFIG = "config.yaml"
 FAULTS = "faults.json"
 REPORT = "report.html"
 LOG = "events.log"

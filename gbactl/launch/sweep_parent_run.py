@@ -29,7 +29,7 @@ from gbactl.config import TrackingConfig
 from gbactl.errors import UsageError, require
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
-from gbactl.launch.resume import key_of
+from gbactl.launch.resume import overridden_key
 from gbactl.tracking.metrics_and_tags import tags_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
@@ -294,7 +294,7 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: S
     ]
     lines = [("best trial", f"{' '.join(keys)}: {reached}") for keys, reached in zip(typed, values, strict=True)]
     varied = {*trials[0]["params"], "objective", "rerun", "run_dir"}
-    kept = [text for text in overrides if key_of(text) not in varied]
+    kept = [text for text in overrides if overridden_key(text) not in varied]
     return [*lines, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_memory_names
-from gbactl.atomic_files import RESULT, plain, room_needed, write_result
+from gbactl.atomic_files import CONFIG, RESULT, plain, room_needed, write_result
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective import check_here
 from gbactl.collective.base import Rendezvous
@@ -481,7 +481,7 @@ class LaunchedRun:
             warn=self.show.print_line, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
             datasets=datasets,
         )  # fmt: skip
-        self.tracked.artifact(self.run_dir / run_dirs.CONFIG)
+        self.tracked.artifact(self.run_dir / CONFIG)
 
     def _name_tags(self) -> dict[str, str]:
         """Return the MLflow tags that name the run by its modes (mlflow.runName is the displayed name)."""

@@ -47,7 +47,7 @@ class BufferedPolicy(Policy):
         if batch is None:
             return None
         token = self.token()
-        if self.phase.prefetch == "data" and self.holding[worker]:
+        if self.phase.prefetch == "data" and self.leased_to(worker):
             self.waiting.setdefault(worker, []).append(batch)
         else:
             self._pull(batch)

@@ -80,10 +80,9 @@ class _Workers:
             self._request(worker)
         rest = sum(phase.size(batch) for batch in range(phase.batches)) - policy.ledger.read
         require(policy.exhausted, f"{self.what} {refusal(rest)}.")
-        require(policy.idle, f"{self.what} keeps batches {sorted(policy.leases)} leased after their gradients arrived; "
+        kept = sorted(set[int]().union(*policy.leases.values()))
+        require(policy.idle, f"{self.what} keeps batches {kept} leased after their gradients arrived; "
                              "call self._return(worker, batch) in announce.")  # fmt: skip
-        require(not any(policy.holding.values()), f"{self.what} leases batches by itself; call "
-                                                  "self._lease(worker, grant) in take.")  # fmt: skip
         self._check("finish()", policy.finish())
         ledger, told = policy.ledger, "end steps by self._emit and drops by self._drop, which count their samples"
         counted = f"reads {ledger.read} of {phase.samples} samples and gives a fate to {ledger.finished}"

@@ -32,7 +32,7 @@ class LockStep(BufferedPolicy):
             return None
         self.turns[worker] += 1
         grant = dataclasses.replace(grant, after=self.phase.first_step + grant.batch // self.size)
-        self.leases[grant.batch] = (worker, grant)
+        self.leases[worker][grant.batch] = grant
         return grant
 
     @property

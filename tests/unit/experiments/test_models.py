@@ -61,8 +61,9 @@ def test_the_pages_figures_of_frappe_are_those_of_the_runs() -> None:
     shown = figures(page[page.index("| model | published") :].partition("\n\n")[0])
     found = figures(write_models.frappe(write_models.STUDY.found("frappe")).replace("+-", ""))
     assert shown == {name: found[name] for name in shown}
-    assert "Seven of the eight models do" in page and len(shown) == 7
-    assert all(below >= -write_models.NEAR for _, _, _, below, *_ in shown.values())
+    below = {name: row[2 if name == "autoint" else 3] for name, row in shown.items()}  # one seed has no deviation
+    assert "Seven of the eight models do" in page and len(shown) == 8
+    assert [name for name in below if below[name] < -write_models.NEAR] == ["autoint"]
 
 
 def test_the_table_of_what_was_tried_names_the_weight() -> None:

@@ -16,6 +16,29 @@ HERE = ("cluster=hosts", "cluster.hosts=[localhost:2]")
 
 
 @pytest.mark.beside
+@pytest.mark.slow
+def test_it_has_the_bits_of_a_local_run(launcher: Launcher) -> None:
+    overrides = ("mode=sync", "train.global_batch=240", "cluster.workers=3")
+    local = launcher.train(*overrides)
+    done = launcher.start(*overrides, "cluster=hosts", "cluster.hosts=[localhost:3]").finish()
+    assert done.code == 0, done.err
+    assert done.result["checksums"] == local["checksums"] and done.result["samples"]["read"] == 4000
+    assert {path.stem for path in (done.run_dir / "logs").glob("*.log")} >= {"C", "S0", "S1", "W0", "W1", "W2"}
+    assert "localhost" in done.err and "the same" in done.err
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
+    launched = launcher.start("mode=gba", *HERE, "data.rows_per_day=60000")
+    launched.training()
+    os.kill(launched.node("W1"), signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
+
+
+@pytest.mark.beside
 def test_an_agent_s_end_is_that_of_its_processes_and_of_the_run(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *HERE, "data.rows_per_day=60000", "data.days=3")
     launched.training()

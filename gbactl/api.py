@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import yaml
 
-from gbactl.atomic_files import RESULT
+from gbactl.atomic_files import CONFIG, RESULT
 from gbactl.errors import Stopped, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
@@ -56,14 +56,14 @@ class Run:
 
     @property
     def auc(self) -> float | None:
-        """AUC of the result; None where the run did not finish."""
+        """AUC of the result; None if the run did not finish."""
         found: float | None = self.result.get("auc")
         return found
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Whole configuration, nested by groups: `config["train"]["global_batch"]`."""
-        found: dict[str, Any] = yaml.safe_load((self.run_dir / run_dirs.CONFIG).read_text())
+        found: dict[str, Any] = yaml.safe_load((self.run_dir / CONFIG).read_text())
         return found
 
     @property
@@ -91,7 +91,7 @@ class Run:
 
 
 class Comparison(pandas.DataFrame):  # type: ignore[misc]
-    """Comparison of runs as a pandas table, one line for each mode and configuration, with unrounded numbers.
+    """Comparison of runs as a pandas table, one row for each mode and configuration, with unrounded numbers.
 
     A notebook shows it as `gbactl report` does: formatted, with the verdicts and notes below. Parts of it are plain
     tables."""

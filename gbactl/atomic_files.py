@@ -1,4 +1,4 @@
-"""Files written atomically and durably, room on the disk for them, and one of them: a run's result.json."""
+"""Atomic and durable writing of files, disk space reserved for them, and reading and writing of a run's result.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from gbactl.errors import NoRoomError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
-RESULT = "result.json"
+CONFIG, RESULT = "config.yaml", "result.json"
 ROOM = ".room"  # file of a run directory that holds the disk space reserved for the result
 
 
@@ -40,7 +40,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def take_room(fd: int, size: int) -> None:
-    """Reserve `size` bytes of disk for an empty file, where supported. Raises OSError if the disk is full."""
+    """Reserve `size` bytes of disk for an empty file, if the system can. Raises OSError if the disk is full."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -63,7 +63,7 @@ def room_needed(path: Path) -> Iterator[None]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a run directory's result.json; {} without one that can be read."""
+    """Read a run directory's result.json; {} if it is missing or cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((path / RESULT).read_text())
         return found if isinstance(found, dict) else {}

@@ -91,7 +91,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", c
 
 
 def _check_dataclass(cls: type[Any]) -> None:
-    """Raise ConfigError unless a class is decorated as a dataclass, or adds no annotation to one that it inherits."""
+    """Raise ConfigError unless a class is decorated as a dataclass, or inherits from one and adds no annotation."""
     inherited = dataclasses.is_dataclass(cls) and not inspect.get_annotations(cls)
     decorated = "__dataclass_fields__" in vars(cls) or inherited
     what = f"{cls.__module__}.{cls.__qualname__} has options and is no dataclass"
@@ -136,7 +136,7 @@ def python_number(value: Any) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a dataclass field; MISSING where it has none."""
+    """Return the default of a dataclass field; MISSING if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

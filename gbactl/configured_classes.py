@@ -44,7 +44,7 @@ def _in_file(path: Path) -> str | None:
 
 
 def found_class(group: str, name: str, target: str | None, what: str, fits: Callable[[Any], bool]) -> type[Any]:
-    """Import the class that `target` names or, without a target, that of the group's option `name`. Raises ConfigError.
+    """Import the class that `target` names or, without a target, the class of the option `name`. Raises ConfigError.
 
     `what`: the kind of class that is needed, in words; `fits`: whether a class is of that kind."""
     target = target or builtin_target(group, name) or _of_file(group, name)
@@ -66,7 +66,7 @@ def found_class(group: str, name: str, target: str | None, what: str, fits: Call
         kinds = [word for word, each in known.items() if isinstance(each, type)]
         near = difflib.get_close_matches(attribute, kinds, 1) or [word for word in kinds if _fits(fits, module, word)]
         meant = f"type {group}.target={module}.{near[0]}" if near else f"it needs {what} of that name"
-        raise ConfigError(f"{key} cannot be: the module {module} has no {attribute}; {meant}.")
+        raise ConfigError(f"{key} cannot be imported: the module {module} has no {attribute}; {meant}.")
     require(isinstance(found, type) and fits(found), f"{key} is not {what}.")
     if not found.__module__.startswith("gbactl."):
         _FOREIGN.pop(found, None)

@@ -53,12 +53,12 @@ def _cpuinfo(path: Path) -> dict[str, str]:
 
 
 def model(path: Path = CPUINFO) -> str:
-    """Return the model name of the processor; "" where unknown."""
+    """Return the model name of the processor; "" if unknown."""
     return _cpuinfo(path).get("model name", "")
 
 
 def features(path: Path = CPUINFO) -> tuple[str, ...]:
-    """Return the processor's features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
+    """Return the processor's features by Linux's names ("avx2"), in Linux's order; empty if unknown."""
     info = _cpuinfo(path)
     return tuple((info.get("flags") or info.get("Features", "")).split())  # x86, ARM
 
@@ -69,12 +69,12 @@ def vectors(path: Path = CPUINFO) -> str:
 
 
 def lacks_bf16(path: Path = CPUINFO) -> bool:
-    """Return whether bf16 matrix products are slower than fp32 ones here; false where unknown."""
+    """Return whether bf16 matrix products are slower than fp32 ones here; false if unknown."""
     return bool(features(path)) and not BF16 & {*features(path)}
 
 
 def widest(path: Path = CPUINFO) -> str:
-    """Return the widest vector instructions, as "AVX-512 with bf16", "AVX2", or "" where unknown."""
+    """Return the widest vector instructions, as "AVX-512 with bf16", "AVX2", or "" if unknown."""
     present = {*features(path)}
     name = "AVX-512" if "avx512f" in present else "AVX2" if "avx2" in present else ""
     return f"{name} with bf16" if name and BF16 & present else name
@@ -86,7 +86,7 @@ def available_cores() -> list[int]:
 
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
-    """Return the core of each worker where every core has the same number of workers, at least two; else []."""
+    """Return the core of each worker if every core has the same number of workers, at least two; else []."""
     return [cores[index % len(cores)] for index in range(workers)] if shared_equally(workers, len(cores)) else []
 
 
@@ -170,7 +170,7 @@ class CoreSlots:
 
 
 class UnsharedCore:
-    """Stand-in for CoreSlots where a worker has its core to itself."""
+    """Stand-in for CoreSlots if a worker has its core to itself."""
 
     def pin_thread(self) -> None:
         """Do nothing, as the worker shares no core."""

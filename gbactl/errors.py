@@ -92,7 +92,7 @@ class NotFiniteError(CheckpointError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or the error's type where it has none."""
+    """Return the first line of an error's text, or the error's type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -63,7 +63,7 @@ def logloss(labels: Labels, p: Probabilities) -> float:
 
 
 def _normalised(labels: Labels, loss: float) -> float:
-    """Compute the normalised entropy: log loss divided by that of always predicting the base rate.
+    """Compute the normalised entropy: log loss divided by the log loss of always predicting the base rate.
 
     1 is as bad as that prediction."""
     if not _both_classes(labels):
@@ -81,7 +81,7 @@ def calibration(labels: Labels, p: Probabilities) -> float:
 
 
 def evaluate(labels: Labels, p: Probabilities, users: NDArray[Any] | None = None) -> dict[str, float]:
-    """Compute all metrics, by name: auc, logloss, ne, calibration, and gauc where the samples' users are known."""
+    """Compute all metrics, by name: auc, logloss, ne, calibration, and gauc if the samples' users are known."""
     loss = logloss(labels, p)
     grouped = {} if users is None else {"gauc": gauc(labels, p, users)}
     return {

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
@@ -27,7 +24,7 @@ from gbactl.checkpoint import row_priority
 from gbactl.kernels.native import flushed
 from gbactl.server.checkpoint_writer import RowChooser
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 
 WIDTH, FIELDS, NUMERIC, HIDDEN, SHARE = 17, 26, 13, [400, 400, 400], 0.125

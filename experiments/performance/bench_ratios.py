@@ -34,8 +34,8 @@ def async_pairs(bench: Bench) -> Iterator[Pair]:
     yield Pair("bf16-async", "async 4+1, bf16 / async 4+1, fp32", low, shm, 1.55)
     yield Pair("gba", "gba 4+1 / async 4+1", gbactl(bench, "gba", 4, 512), shm, 0.98)
     peer = "torch.distributed.rpc 4+1"
-    yield Pair("rpc", f"async 4+1 / {peer}, as in torch's tutorial", shm, rpc_peer(bench, 4, 512, "wait"), 1.25)
-    yield Pair("rpc-ahead", f"async 4+1 / {peer}, prefetching", shm, rpc_peer(bench, 4, 512, "two"), 1.25)
+    yield Pair("rpc", f"async 4+1 / {peer}, as in torch's tutorial", shm, rpc_peer(bench, 4, 512, "--wait"), 1.25)
+    yield Pair("rpc-ahead", f"async 4+1 / {peer}, prefetching", shm, rpc_peer(bench, 4, 512), 1.25)
 
 
 def network_pairs(bench: Bench) -> Iterator[Pair]:
@@ -88,9 +88,9 @@ def single_pairs(bench: Bench) -> Iterator[Pair]:
     for name, extra, target in (("fp32", (), 1.22), ("bf16", (BF16,), 1.9)):
         own = reference(bench, 1, 512, ADAGRAD, *extra, processes=1)
         yield Pair(f"alone-{name}", f"one process, {name} / plain torch in the manner of DLRM, fp32", own, peer, target)
-    for name, options in (("data-path", ()), ("data-path-shuffle", ("--shuffle",))):
-        what = f"cached data path{', shuffled' if options else ''} / training of one worker"
-        yield Pair(name, what, data_path(bench, 1, 512, *options), single, 20.0)
+    for name, shuffle in (("data-path", False), ("data-path-shuffle", True)):
+        what = f"cached data path{', shuffled' if shuffle else ''} / training of one worker"
+        yield Pair(name, what, data_path(bench, 1, 512, shuffle), single, 20.0)
 
 
 def scale_pairs(bench: Bench) -> Iterator[Pair]:

@@ -46,7 +46,7 @@ def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
 
     from gbactl.kernels import load
     from gbactl.kernels.base import aligned_zeros
-    from gbactl.store.optimizers import OptimizerSpec
+    from gbactl.store.optimizer_settings import OptimizerSpec
     from gbactl.store.shard_rows import RowBlock
 
     torch.set_num_threads(1)

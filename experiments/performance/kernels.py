@@ -1,20 +1,16 @@
-"""Benchmark of the row kernels, compiled against torch, in M ids/s: `python experiments/performance/kernels.py`.
+"""Row kernels, compiled against torch: speed of a server's work on a request of raw ids.
 
 A request is 512 x 26 Zipf ids (13,312, about 54 % distinct) into a table far beyond the caches. No request
-occurs twice, and rounds alternate between the two. `--quick` takes 10 to 20 s and 3 GB; one thread.
+occurs twice, and rounds alternate between the two. One thread, in its own process.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from bench_lines import Line
@@ -22,13 +18,11 @@ from process_group import apart
 
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels, Workspace, aligned_zeros
-from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import RowBlock
 
-BATCH, FIELDS, DENSE = 512, 26, 493_000
+BATCH, FIELDS, WIDTH = 512, 26, 17
 IDS = BATCH * FIELDS
-LINES, WIDTH = ("pull (gather)", "aggregate + adagrad", "aggregate + adam"), 17  # cases of `make bench`
 EXPONENT = 1.05
 Case = Callable[[Any], object]
 
@@ -40,7 +34,13 @@ def zipf(rng: np.random.Generator, rows: int, count: int) -> Any:
     return (ranks * 2_654_435_761 % rows).astype(np.int32)
 
 
-def stepping(kernels: Kernels, table: Any, grad: Any, name: str) -> Case:
+def pulling(kernels: Kernels, table: Any, grad: Any) -> Case:
+    """Make a case that pulls the rows of a request."""
+    out = np.empty_like(grad)
+    return lambda index: kernels.gather(table, index, out)
+
+
+def stepping(name: str, kernels: Kernels, table: Any, grad: Any) -> Case:
     """Make a case that aggregates a request of raw ids and steps its rows."""
     block, space = RowBlock(table, OptimizerSpec(name, 1e-4), kernels), Workspace()
     for state in (*block.moments.values(), block.counts):
@@ -54,40 +54,10 @@ def stepping(kernels: Kernels, table: Any, grad: Any, name: str) -> Case:
     return run
 
 
-def row_cases(table: Any, grad: Any) -> dict[str, Callable[[Kernels], Case]]:
-    """Cases of a server's work on a request of raw ids, by name."""
-    out, space = np.empty_like(grad), Workspace()
-    return {
-        "pull (gather)": lambda kernels: lambda index: kernels.gather(table, index, out),
-        "aggregate": lambda kernels: lambda index: kernels.aggregate([(index, grad, 1.0)], space),
-        **{
-            f"aggregate + {name}": functools.partial(stepping, table=table, grad=grad, name=name)
-            for name in ("sgd", "adagrad", "rowwise_adagrad", "adam")
-        },
-    }
-
-
-def deduping(kernels: Kernels, rows: int, shards: int) -> Case:
-    """Make a case of a worker's deduplication."""
-    offsets = np.arange(FIELDS) * (rows // FIELDS)
-    return lambda index: kernels.dedupe(index.reshape(BATCH, FIELDS), offsets, shards)
-
-
-def dense_step(kernels: Kernels, parts: int) -> Case:
-    """Make a case of Adam over the whole dense vector."""
-    block = DenseBlock(aligned_zeros((DENSE,)), DenseSpec(DENSE), OptimizerSpec("adam"), kernels=kernels)
-    gradients = [(np.full(DENSE, 1.0 + part, np.float32), 1.0) for part in range(parts)]
-    return lambda index: block.apply_parts(gradients, float(parts), float(parts))
-
-
-def other_cases(rows: int, grad: Any) -> dict[str, Callable[[Kernels], Case]]:
-    """Cases of a worker's deduplication and sums, and of the dense step, by name."""
-    sums = np.empty_like(grad)
-    return {
-        **{f"dedupe, {n} shards": functools.partial(deduping, rows=rows, shards=n) for n in (1, 2, 4)},
-        "segment_sum": lambda kernels: lambda index: kernels.segment_sum(grad, index % IDS, sums),
-        **{f"dense Adam 493k, {n} parts": functools.partial(dense_step, parts=n) for n in (1, 4)},
-    }
+CASES = {
+    "pull (gather)": pulling,
+    **{f"aggregate + {name}": functools.partial(stepping, name) for name in ("adagrad", "adam")},
+}
 
 
 def measure(cases: list[Case], rng: np.random.Generator, rows: int, rounds: int) -> list[float]:
@@ -111,9 +81,10 @@ def line_seconds(rows: int, rounds: int) -> dict[str, list[float]]:
     rng = np.random.default_rng(0)
     table, grad = aligned_zeros((rows, WIDTH)), rng.standard_normal((IDS, WIDTH)).astype(np.float32)
     load("native").init_rows(table, 1, 0, 1, 0.01)
-    made = row_cases(table, grad)
     kinds = [load(name) for name in ("native", "twin")]
-    return {case: measure([made[case](kind) for kind in kinds], rng, rows, rounds) for case in LINES}
+    return {
+        case: measure([make(kind, table, grad) for kind in kinds], rng, rows, rounds) for case, make in CASES.items()
+    }
 
 
 def lines(rows: int, rounds: int) -> list[Line]:
@@ -126,27 +97,3 @@ def lines(rows: int, rounds: int) -> list[Line]:
         )
         for number, (case, (native, twin)) in enumerate(found.items(), start=1)
     ]  # fmt: skip
-
-
-def main() -> None:
-    """Print a table of times and rates for each row width."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, width 17 alone")
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    options = parser.parse_args()
-    rounds = 25 if options.quick else 300
-    rng = np.random.default_rng(0)
-    for width in (17,) if options.quick else (16, 17):
-        table, grad = aligned_zeros((options.rows, width)), rng.standard_normal((IDS, width)).astype(np.float32)
-        load("native").init_rows(table, 1, 0, 1, 0.01)
-        print(f"\n{options.rows:,} rows x {width}; {IDS:,} ids a request")
-        print(f"{'':28}{'native ms':>10}{'M ids/s':>9}{'twin ms':>10}{'M ids/s':>9}{'ratio':>7}")
-        for name, make in {**row_cases(table, grad), **other_cases(options.rows, grad)}.items():
-            cases = [make(load(which)) for which in ("native", "twin")]
-            fast, slow = measure(cases, rng, options.rows, rounds)
-            rate = [" " * 9 if "dense" in name else f"{IDS / t / 1e6:9.1f}" for t in (fast, slow)]
-            print(f"{name:28}{fast * 1e3:10.3f}{rate[0]}{slow * 1e3:10.3f}{rate[1]}{slow / fast:7.1f}")
-
-
-if __name__ == "__main__":
-    main()

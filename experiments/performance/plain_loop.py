@@ -20,7 +20,7 @@ from gbactl.launch.hydra_config import compose
 from gbactl.models import build
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import RowBlock
 
 WARM_UP = 10

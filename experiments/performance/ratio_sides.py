@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_path import measure
+from process_group import apart
+
 HERE = Path(__file__).resolve().parent
 LIMIT_SECONDS = 300.0
 MOST_TOLD = 4000  # characters shown of a failed side's output
@@ -121,9 +124,9 @@ def reference(bench: Bench, workers: int, batch: int, *extra: str, processes: in
     return lambda: bench.peer("reference.py", workers, batch, "--processes", str(processes), extra=extra)
 
 
-def rpc_peer(bench: Bench, workers: int, batch: int, messages: str) -> Side:
-    """Side of the parameter server on torch.distributed.rpc, with `messages` as in peers/rpc_peer.py."""
-    return lambda: bench.peer("rpc_peer.py", workers, batch, "--workers", str(workers), "--messages", messages)
+def rpc_peer(bench: Bench, workers: int, batch: int, *options: str) -> Side:
+    """Side of the parameter server on torch.distributed.rpc."""
+    return lambda: bench.peer("rpc_peer.py", workers, batch, "--workers", str(workers), *options)
 
 
 def plain_peer(bench: Bench, script: str, workers: int, batch: int, *extra: str) -> Side:
@@ -131,6 +134,6 @@ def plain_peer(bench: Bench, script: str, workers: int, batch: int, *extra: str)
     return lambda: bench.peer(script, workers, batch, "--processes", str(workers), extra=extra)
 
 
-def data_path(bench: Bench, workers: int, batch: int, *options: str) -> Side:
+def data_path(bench: Bench, workers: int, batch: int, shuffle: bool) -> Side:
     """Side of slicing and deduplicating batches, without training."""
-    return lambda: bench.peer("../data_path.py", workers, batch, *options)
+    return lambda: {"rate": apart(measure, bench.overrides(workers, batch), shuffle, bench.seconds)}

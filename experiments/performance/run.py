@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import bench_report
-from bench_lines import Line, Pair, Tell
+from bench_lines import Line, Tell
 from bench_ratios import pairs
 from process_group import end_on_sigterm, one_thread_each
 from ratio_sides import Bench, SideError
+
+from gbactl.errors import GbactlError
 
 BUSY = 0.7
 Job = Callable[[], list[Line]]
@@ -35,66 +37,35 @@ def tell(text: str) -> None:
 
 def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
     """List every measurement by name, without running it."""
-
-    def of_pair(pair: Pair) -> Job:
-        return lambda: [pair.measure(rounds, tell)]
-
-    return {
-        **{pair.name: of_pair(pair) for pair in pairs(bench)},
-        **process_jobs(bench, rounds, quick, tell),
-        **kernel_jobs(quick),
-        "memory": lambda: memory(quick),
-        "worker-memory": lambda: worker_memory(bench, quick),
-    }
-
-
-def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
-    """List the measurements that need one run and no second side."""
     import announcements
     import event_log_share
+    import kernel_copy
+    import kernels
+    import memory_use
     import server_cpu
     import tsv_preparation
     import virtual_cost
 
-    def server(transport: str, target: float) -> Job:
-        return lambda: [server_cpu.line(bench, transport, target, rounds, tell)]
-
-    def virtual(batch: int) -> Job:
-        return lambda: [virtual_cost.line(bench, batch, rounds, tell)]
-
+    rows, turns = (2_000_000, 40) if quick else (10_000_000, 200)
+    sizes = [1_000_000] if quick else [1_000_000, 10_000_000]
     return {
-        "server-cpu-shm": server("shm", 1.3), "server-cpu-tcp": server("tcp", 2.1),
-        "virtual-128": virtual(128), "virtual-512": virtual(512),
+        **{pair.name: lambda pair=pair: [pair.measure(rounds, tell)] for pair in pairs(bench)},
+        **{
+            f"server-cpu-{kind}": lambda kind=kind, most=most: [server_cpu.line(bench, kind, most, rounds, tell)]
+            for kind, most in (("shm", 1.3), ("tcp", 2.1))
+        },
+        **{
+            f"virtual-{batch}": lambda batch=batch: [virtual_cost.line(bench, batch, rounds, tell)]
+            for batch in (128, 512)
+        },
         "tsv": lambda: tsv_preparation.lines(rounds, 20 if quick else 200, tell),
         "eventlog": lambda: [event_log_share.measure(bench, rounds)],
         "announcements": lambda: [announcements.line(rounds, 20_000 if quick else 60_000)],
-    }  # fmt: skip
-
-
-def kernel_jobs(quick: bool) -> dict[str, Job]:
-    """List the measurements of the kernels, against their twin and against memory."""
-    import kernel_copy
-    import kernels
-
-    rows, turns = (2_000_000, 40) if quick else (10_000_000, 200)
-    return {
         "kernels": lambda: kernels.lines(rows, turns),
         "kernel-copy": lambda: kernel_copy.lines(rows, turns),
+        "memory": lambda: memory_use.server_lines(bench, sizes),
+        "worker-memory": lambda: [memory_use.worker_line(bench, 300_000 if quick else 3_000_000)],
     }
-
-
-def memory(quick: bool) -> list[Line]:
-    """Measure a server's memory."""
-    from memory_use import server_lines
-
-    return server_lines([1_000_000] if quick else [1_000_000, 10_000_000])
-
-
-def worker_memory(bench: Bench, quick: bool) -> list[Line]:
-    """Measure a worker's memory."""
-    from memory_use import worker_line
-
-    return [worker_line(bench, 300_000 if quick else 3_000_000)]
 
 
 def picked(asked: list[str] | None, known: Iterable[str]) -> list[str]:
@@ -173,7 +144,7 @@ def measure(chosen: dict[str, Job], keep: Keep) -> tuple[list[Line], dict[str, s
         try:
             found += job()
         except Exception as error:  # the other lines are still measured
-            failed[name] = str(error) if isinstance(error, SideError) else repr(error)
+            failed[name] = str(error) if isinstance(error, SideError | GbactlError) else repr(error)
             tell(f"{name} could not be measured: {failed[name]}")
         keep(found, failed)
     return found, failed

@@ -1,25 +1,20 @@
 """Benchmark of preparing Criteo's TSV: megabytes of the file a second on one core, and the process's peak memory.
 
-    python experiments/performance/tsv_preparation.py [--megabytes 200]
-
 Synthetic lines go to a temporary file; a separate process, bound to one core, prepares it from start to end
-(fingerprint, parsing, hashing, arrays, checksums). Prints MB/s and peak resident MB.
+(fingerprint, parsing, hashing, arrays, checksums).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
-import sys
+import shutil
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 from bench_lines import Line, Tell
-from process_group import one_thread_each
-from ratio_sides import SideError
+from process_group import apart
 
 LINES, INTEGERS, IDS = 20_000, 13, 26
 MISSING = 0.1
@@ -67,20 +62,12 @@ def prepare_here(path: Path) -> tuple[float, float]:
 
 
 def measure(path: Path) -> tuple[float, float]:
-    """Prepare a file in a separate process; return (MB/s, peak MB). Raises SideError."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--prepare", str(path)], capture_output=True, text=True, timeout=600, check=False
-    )
-    if done.returncode:
-        raise SideError(f"preparing a TSV failed: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
-    rate, peak = done.stdout.split()[-2:]
-    return float(rate), float(peak)
+    """Prepare a file in a separate process; return (MB/s, peak MB). Raises GbactlError."""
+    return apart(prepare_here, path)
 
 
 def lines(rounds: int, megabytes: int, tell: Tell) -> list[Line]:
     """Measure the lines of speed and of memory."""
-    import shutil
-
     found = []
     with tempfile.TemporaryDirectory(prefix="gbactl-tsv-") as folder:
         path = Path(folder) / "train.txt"
@@ -95,21 +82,3 @@ def lines(rounds: int, megabytes: int, tell: Tell) -> list[Line]:
         Line("tsv-speed", "Criteo TSV preparation, MB/s on one core", rates, 100.0, note=note),
         Line("tsv-memory", "its peak resident memory, MB", peaks, 1000.0, at_least=False, note=note),
     ]
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--prepare", type=Path, metavar="FILE", help="prepare this file here and say what it took")
-    given = parser.parse_args()
-    one_thread_each()
-    if given.prepare is not None:
-        print("{:.2f} {:.1f}".format(*prepare_here(given.prepare)))
-        return
-    for line in lines(1, given.megabytes, lambda _: None):
-        print(f"{line.what}: {line.median:.0f}  ({line.note})")
-
-
-if __name__ == "__main__":
-    main()

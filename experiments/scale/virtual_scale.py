@@ -45,7 +45,7 @@ class SteadyPart:
         if training is None or training is not self._training or len(self._looks) > 1:
             return
         policy, announced = training.policy, training.clock.gradients
-        done = policy.next_batch - len(policy.leases) - len(policy.reissue)
+        done = policy.next_batch - sum(map(len, policy.leases.values())) - len(policy.reissue)
         if announced is not None and (policy.exhausted if self._looks else done >= STEADY * policy.phase.batches):
             self._looks.append((announced[1], self.cluster.events.now, done, self._busy()))
 

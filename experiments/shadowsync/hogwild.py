@@ -22,8 +22,6 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import numpy as np
 
 START_SECONDS = 60.0
@@ -36,7 +34,7 @@ class Replica:
 
     def __init__(self, memory: SharedMemory, size: int) -> None:
         from gbactl.kernels import load
-        from gbactl.store.optimizers import OptimizerSpec
+        from gbactl.store.optimizer_settings import OptimizerSpec
 
         arrays = [np.ndarray((size,), np.float32, memory.buf, offset=4 * size * place) for place in range(3)]
         self.value, *moments = arrays

@@ -15,7 +15,7 @@ from gbactl.config import from_dict
 from gbactl.errors import GbactlError
 from gbactl.hashes_and_random_numbers import MODULUS, row_sum
 from gbactl.launch.checkpoint_command import whole_rows
-from gbactl.store.optimizers import MOMENTS, OptimizerSpec
+from gbactl.store.optimizer_settings import MOMENTS, OptimizerSpec
 
 CANNOT = "cannot be replayed"
 DENSE_SALT = 100  # as in DenseBlock.model_sum

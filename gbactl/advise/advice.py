@@ -68,7 +68,7 @@ def advice_of(outcomes: Sequence[Outcome], margin: float | None, notes: Sequence
     """Compare the simulated modes, rank them and choose one. Raises DivergedError if sync diverged."""
     failed = {each.mode: each for each in outcomes if each.diverged}
     if SYNC in failed:
-        raise DivergedError(f"Already {SYNC} diverges: {failed[SYNC].diverged}")
+        raise DivergedError(f"{SYNC} itself diverges, so no mode can be compared with it: {failed[SYNC].diverged}")
     kept = [each for each in outcomes if each.mode not in failed]
     made = compare([_run(each) for each in kept], None, SYNC, (), "auc", margin)
     said = [f"{mode} diverged with seed {each.seed}, and is left out: {each.diverged}" for mode, each in failed.items()]
@@ -144,13 +144,13 @@ def _auc_sort_key(found: ModeComparison) -> float:
 
 
 def _mode_at_slow_downs(standings: Sequence[ModeComparison], chosen: ModeComparison) -> str:
-    """Choose the mode to compare with sync at slow-downs: the advised or, if that is sync, the next one ("": none)."""
+    """Choose the mode to compare with sync under slow-downs: the advised one, or the next if that is sync; "": none."""
     others = [each.mode for each in standings if each.counts and each.mode != SYNC]
     return chosen.mode if chosen.mode != SYNC else next(iter(others), "")
 
 
 def _ranges(outcomes: Sequence[Outcome], standings: Sequence[ModeComparison]) -> list[str]:
-    """Describe the range of each mode's predicted EPS over the seeds, of modes with more than one."""
+    """Describe the range of the predicted EPS over the seeds, of each mode with more than one seed."""
     every = {each.mode: [o.eps for o in outcomes if o.mode == each.mode] for each in standings}
     found = {mode: eps for mode, eps in every.items() if len(eps) > 1}
     if not found:

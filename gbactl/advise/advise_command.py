@@ -92,7 +92,7 @@ def advise(overrides: Sequence[str], options: AdviseOptions, out: Callable[[str]
 
 
 class Advising:
-    """One advice: its configuration, its simulations, its MLflow runs."""
+    """One run of `gbactl advise`: its configuration, its simulations, its MLflow runs."""
 
     def __init__(self, overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
         self.options, self.out = options, out
@@ -116,7 +116,7 @@ class Advising:
         return list(dict.fromkeys([SYNC, *typed]))
 
     def _configured(self) -> tuple[dict[str, RunConfig], list[str]]:
-        """Configure the modes; leave out those that cannot run on this cluster, unless they were typed, and say so."""
+        """Configure the modes; leave out, with a note, those that cannot run on this cluster and were not typed."""
         modes, left_out = dict[str, RunConfig](), list[str]()
         for mode in self._modes():
             try:
@@ -203,7 +203,7 @@ class Advising:
         labels = subset.judge().whole.labels
         if labels.min() == labels.max():
             raise UsageError(
-                f"All {len(labels):,} samples to judge by have the label {labels[0]}, so modes have no AUC; "
+                f"All {len(labels):,} evaluation samples have the label {labels[0]}, so no AUC can be computed; "
                 "give data with more of the other label, or type a larger --samples."
             )
         return subset
@@ -237,7 +237,7 @@ class Advising:
         return Schedule(pool, self.modes, self.subset, folder, base, seconds, deadline, seeds, on_outcome, narrow)
 
     def _with_slow_downs(self, found: Advice, pool: SimulationPool, folder: Path) -> Advice:
-        """Add the ratio of the EPS of mode `found.beside` to that of sync, for each slow-down of one worker."""
+        """Add the ratio of the EPS of mode `found.beside` to sync's EPS, for each slow-down of one worker."""
         if not found.beside:
             return found
         self.show.clear()
@@ -278,7 +278,7 @@ class Advising:
         ]
 
     def _more_batches(self) -> str:
-        """Describe what to do for simulations of more global batches."""
+        """Describe what the user can do to have more global batches simulated."""
         if not has_batches(self.subset.path, self.cfg.train, LEAST_BASE, LEAST_STEPS):
             return "give more data"
         return f"type a larger {'--minutes' if self.options.samples is None else '--samples'}"

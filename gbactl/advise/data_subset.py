@@ -15,7 +15,7 @@ from pathlib import Path
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Dataset, Split, open_dataset, permuted
 from gbactl.errors import UsageError
-from gbactl.worker.loop import key_of
+from gbactl.worker.loop import training_key
 
 PARTS = 2  # evaluations after the switch, from which the time to an AUC is read
 BASE = 4  # samples of the base for each one trained in the mode
@@ -39,7 +39,10 @@ class SwitchSplits:
             return cls(*_divided(train), test)
         splits = dataset.splits if days is None else dataset.splits[: days + 1]
         if len(splits) < 2:
-            raise UsageError("One day cannot be judged by the next; give two days or more, or type data.days=2.")
+            raise UsageError(
+                "The data have one day, and a mode is evaluated on the day after the one that it trains on; "
+                "give two days or more, or type data.days=2."
+            )
         *before, after, judge = splits
         return cls(tuple(before), after, judge) if before else cls(*_divided(after), judge)
 
@@ -81,7 +84,7 @@ class DataSubset:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the subset: that of the whole data, and the sizes."""
+        """Fingerprint of the subset: the whole data's fingerprint, and the subset's sizes."""
         return f"{opened(self.path).fingerprint}-{self.base}-{self.parts}x{self.part}-{self.judged}"
 
     def dataset(self) -> Dataset:
@@ -104,7 +107,7 @@ class DataSubset:
         return Split("judge", judge.slice(0, self.judged))
 
     def timed_dataset(self) -> Dataset:
-        """Build a data set for predictions of the EPS: rows after the switch as one day, and a few to evaluate."""
+        """Build the data set to predict EPS on: rows after the switch as one day, and at most 2,048 evaluation rows."""
         whole = opened(self.path)
         stretches = SwitchSplits.divide(whole, self.days)
         judge = _part(stretches.judge, 0, min(self.judged, 2048))
@@ -124,7 +127,7 @@ def _last(splits: Sequence[Split], rows: int) -> list[Split]:
 
 def _chosen(split: Split, rows: int) -> Split:
     """Choose random rows of a split, always the same ones."""
-    return Split(split.name, split.take(permuted(0, rows, split.rows, key_of(split.rows))))
+    return Split(split.name, split.take(permuted(0, rows, split.rows, training_key(split.rows))))
 
 
 def choose_subset(path: Path, train: TrainConfig, wanted: int, timed: int) -> DataSubset:
@@ -148,7 +151,7 @@ def choose_subset(path: Path, train: TrainConfig, wanted: int, timed: int) -> Da
 
 
 def has_batches(path: Path, train: TrainConfig, before: int, after: int) -> bool:
-    """Return whether data have so many global batches before a switch, and after it."""
+    """Return whether data have `before` global batches before a switch, and `after` global batches after it."""
     stretches = SwitchSplits.divide(opened(path), train.days)
     return stretches.base_rows >= before * train.global_batch and stretches.after.rows >= after * train.global_batch
 

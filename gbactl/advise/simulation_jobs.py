@@ -54,7 +54,7 @@ def in_mode(cfg: RunConfig, mode: str) -> RunConfig:
 
 
 def base_config(cfg: RunConfig, folder: Path, parts: int) -> RunConfig:
-    """Return the configuration that trains a base on `parts` parts and saves it; `cfg`: that of the base's mode."""
+    """Return the configuration that trains a base on `parts` parts and saves it; `cfg`: one in the base's mode."""
     saved = CheckpointConfig(name="full", mb_per_second=0)
     train = replace(cfg.train, epochs=1, patience=0, days=parts, max_eval_samples=cfg.train.eval_batch)
     return replace(cfg, run_dir=str(folder), train=train, checkpoint=saved, faults=FaultsConfig())
@@ -197,7 +197,7 @@ class SimulationPool:
             return self._pool.submit(call, *arguments)
 
     def first_done(self, futures: Iterable[Future[Any]]) -> set[Future[Any]]:
-        """Wait until some of the calls are done. Raises Stopped after a signal."""
+        """Wait until at least one call is done, and return all that are. Raises Stopped after a signal."""
         waiting = list(futures)
         while not (done := wait(waiting, LOOK_SECONDS, FIRST_COMPLETED).done):
             raise_if_stopped()

@@ -37,7 +37,7 @@ KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 
 
 def check_target(path: Path) -> None:
-    """Raise UsageError, before anything is measured, where the cost file cannot be written."""
+    """Raise UsageError, before anything is measured, if the cost file cannot be written."""
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--out {path} does not end in .yaml, by which cost=FILE is known; type --out {path}.yaml.")
     if not path.resolve().parent.is_dir():
@@ -57,7 +57,7 @@ def cost_file_text(cost: CostConfig, header: Sequence[str]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Format a value, a measured one with four digits."""
+    """Format a value as YAML; a measured number has four digits."""
     return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else as_yaml(value)
 
 

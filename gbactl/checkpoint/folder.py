@@ -117,27 +117,27 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _parsed(values: Any) -> Manifest:
     if not isinstance(values, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not a JSON object")
     if values.get("format") != FORMAT:
         raise ValueError(f"its format is {values.get('format')!r}, this gbactl reads {FORMAT}")
     if values.pop("sum", None) != _sum(values):
-        raise ValueError("its checksum is another")
+        raise ValueError("its content does not match its checksum")
     files = [_built(FileEntry, entry) for entry in values["files"]]
     manifest: Manifest = _built(Manifest, {**values, "files": files})
     if not all(FILE.fullmatch(entry.name) for entry in manifest.files):
-        raise ValueError("it names a file that cannot be in a checkpoint")
+        raise ValueError("it names a file whose name is invalid")
     if not all(CUT.fullmatch(name) for name in manifest.base):
-        raise ValueError("it names a checkpoint that cannot be")
+        raise ValueError("it names a checkpoint whose name is invalid")
     return manifest
 
 
 def _built(cls: type[Any], values: dict[str, Any]) -> Any:
     hints = get_type_hints(cls)
     if set(values) != set(hints):
-        raise ValueError(f"it has the keys {', '.join(sorted(values))}")
+        raise ValueError(f"it has the keys {', '.join(sorted(values))}, not {', '.join(sorted(hints))}")
     for key, value in values.items():
         if key != "files" and not matches(value, hints[key]):
-            raise ValueError(f"{key} is of another type")
+            raise ValueError(f"{key} has a wrong type")
     return cls(**values)
 
 
@@ -199,14 +199,14 @@ class CheckpointFolder:
         return [entry.name for entry in entries if CUT.fullmatch(entry.name)]
 
     def next_number(self) -> int:
-        """Return a number larger than those of all checkpoints, complete or not."""
+        """Return a number larger than the number of any checkpoint, complete or not."""
         return max(map(number_of, self._found()), default=0) + 1
 
     def chain(self, name: str) -> CheckpointChain:
         """Read the manifests of a checkpoint and of the checkpoints that it builds on. Raises CheckpointError."""
         last = read_manifest(self.path / name)
         if last.name != name:
-            raise CheckpointError(f"{self.path / name / MANIFEST} is that of {last.name}.")
+            raise CheckpointError(f"{self.path / name / MANIFEST} is the manifest of {last.name}, not of {name}.")
         if self.identity and last.identity != self.identity:
             what = "its model, data, optimizer or seed is not that of this one"
             raise CheckpointError(f"{self.path / name} is of another run: {what}.")
@@ -238,7 +238,7 @@ class CheckpointFolder:
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
     def keep(self, count: int) -> None:
-        """Remove all checkpoints except the newest `count`, those they build on, and one being written."""
+        """Remove all checkpoints except the newest `count`, the checkpoints they build on, and one being written."""
         names = self.names()
         needed: set[str] = set()
         for name in names[-count:]:
@@ -311,17 +311,17 @@ def _check_sums(path: Path, entry: FileEntry) -> str:
         length = file.read(8)
         header = file.read(min(int.from_bytes(length, "little"), entry.bytes))
         if hashlib.sha256(length + header).hexdigest() != entry.sums[""]:
-            raise ValueError("its header has another checksum")
+            raise ValueError("its header does not match its checksum")
         tensors = {name: info for name, info in json.loads(header).items() if name != "__metadata__"}
         if set(tensors) != set(entry.sums) - {""}:
-            raise ValueError("it holds other tensors")
+            raise ValueError("it holds other tensors than its manifest lists")
         not_finite_tensor = ""
         for name, info in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
             low, high = info["data_offsets"]
             file.seek(8 + len(header) + low)
             digest, is_finite = _digest(file, high - low, info["dtype"])
             if digest != entry.sums[name]:
-                raise ValueError(f"{name} has another checksum")
+                raise ValueError(f"{name} does not match its checksum")
             not_finite_tensor = not_finite_tensor or ("" if is_finite else name)
     return not_finite_tensor
 

@@ -21,7 +21,7 @@ from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, writ
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.store.optimizers import dense_moments
+from gbactl.store.optimizer_settings import dense_moments
 
 DENSE = "dense.safetensors"
 VALUE = "dense.value"
@@ -90,7 +90,7 @@ def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str
 
 
 class ReplicaMean:
-    """Mean of the dense parameters that workers send for a checkpoint: all trainers, or one of equal workers.
+    """Mean of the dense parameters that workers send for a checkpoint: all trainers, or one worker if all are equal.
 
     `asked`: the workers that send them. `centred`: the EASGD centre on the servers has the values. `required`: there is
     no checkpoint without one of them."""
@@ -110,7 +110,7 @@ class ReplicaMean:
         if params < 0:
             return
         if self._sum is not None and self._sum.shape != values.shape:
-            raise WireError(f"W{worker} tells a replica of {len(values)} values, others {len(self._sum)}.")
+            raise WireError(f"W{worker} sent a replica of {len(values)} values, others sent {len(self._sum)}.")
         self._sum = values.astype(np.float64) if self._sum is None else self._sum + values
         self._count, self._step, self._params = self._count + 1, max(self._step, step), params
 

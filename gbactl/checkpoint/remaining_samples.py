@@ -53,7 +53,7 @@ def without_first(ranges: Ranges, samples: int) -> Ranges:
 
 
 def encode_ranges(ranges: Ranges) -> list[int]:
-    """Encode ranges as [low, high, low, high, ...]; [] for a single one, which other fields of a message give."""
+    """Encode ranges as [low, high, low, high, ...]; [] for a single range, which other fields of a message give."""
     return [] if len(ranges) < 2 else [number for pair in ranges for number in pair]
 
 

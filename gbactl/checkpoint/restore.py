@@ -42,7 +42,9 @@ def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) ->
     where the checkpoint does not fit."""
     last, spec = chain.last, shard.spec
     if (last.table_rows, last.width) != (spec.rows, spec.width):
-        raise CheckpointError(f"{chain.folder / last.name} is of a table of {last.table_rows} x {last.width}.")
+        table = f"a table of {last.table_rows} rows of {last.width} values"
+        own = f"this run has {spec.rows} rows of {spec.width}"
+        raise CheckpointError(f"{chain.folder / last.name} has {table}, but {own}.")
     for manifest in chain.manifests:
         load_rows(shard.rows.arrays, chain.folder, manifest, spec.shard, spec.shards)
     if with_dense and shard.dense is not None:
@@ -73,7 +75,7 @@ def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], own: Any,
         if values.dtype == HALVED and array.dtype == np.float32:
             values = from_bf16(values)
         if values.dtype != array.dtype or values.shape[1:] != array.shape[1:] or int(target.max()) >= len(array):
-            raise CheckpointError(f"{path}: {name} is of another table or optimizer.")
+            raise CheckpointError(f"{path}: {name} does not fit this run's table or optimizer.")
         array[target] = values[own]
 
 
@@ -161,7 +163,7 @@ def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str],
 
 
 def _load_own(block: DenseBlock, chain: CheckpointChain, spec: ShardSpec) -> None:
-    """Load a shard's dense slice from its own checkpoint file or, if that has none, from the whole dense vector."""
+    """Load a shard's dense slice from its own checkpoint file or, if that has no slice, from the whole dense vector."""
     same = chain.last.home == "servers" and chain.last.shards == spec.shards
     own = _dense_of(chain.files(spec.shard)[-1]) if same else None
     if own is not None and len(own["value"]) == len(block.value):

@@ -138,7 +138,7 @@ def doctor(overrides: tuple[str, ...], as_json: bool, out: Path | None) -> None:
 
 
 def _write_network(out: Path, found: HostFindings | None) -> None:
-    """Write the measured connections between hosts. Raises UsageError, also where no hosts were examined."""
+    """Write the measured connections between hosts. Raises UsageError, also if no hosts were examined."""
     from gbactl.engine.host_agents import text
 
     if found is None:

@@ -22,7 +22,7 @@ from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemory
 
 
 def check_here(name: str) -> None:
-    """Raise ConfigError, with what to type, where this collective cannot run with all ranks on this machine."""
+    """Raise ConfigError, with what to type, if this collective cannot run with all ranks on this machine."""
     if name == "horovod":
         require_own_name()
     if name == "shm":

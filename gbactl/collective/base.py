@@ -153,7 +153,7 @@ class Ring(Collective):
 
     @abstractmethod
     def _finish(self, handle: RingHandle) -> None:
-        """Wait for a sum. Raises an exception where another rank has failed."""
+        """Wait for a sum. Raises an exception if another rank has failed."""
 
 
 def bucket_edges(sizes: Sequence[int], count: int) -> tuple[int, ...]:
@@ -263,7 +263,7 @@ class Rendezvous:
         """Stop answering ranks, and release all resources. Idempotent."""
 
     def close(self) -> None:
-        """Close this rendezvous and that of the fallback. Idempotent."""
+        """Close this rendezvous and the fallback's. Idempotent."""
         self.release()
         if self.fallback is not None:
             self.fallback.close()

@@ -1,4 +1,4 @@
-"""Sums that continue when a rank fails, also where a ring (Horovod, Gloo) has summed until then.
+"""All-reduce that continues when a rank fails, also if a ring (Horovod, Gloo) has summed until then.
 
 They have two variants. Dealt summands: summands are assigned to the live ranks. As `sync` sums in batch order, a
 summand is a batch's place in its step, whoever computes it. Own summands: every rank has its own, as in an average of
@@ -119,7 +119,7 @@ class FaultTolerantCollective(ABC):
             return None
 
     def wait(self, handle: _Handle) -> None:
-        """Wait for a sum from the ring or, without one or once it is broken, for that of the given summands."""
+        """Wait for the ring's sum or, without a ring or once it is broken, for the sum of the given summands."""
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.in_ring)

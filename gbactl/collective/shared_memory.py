@@ -83,7 +83,7 @@ def available() -> bool:
 
 
 def require_available() -> None:
-    """Raise ConfigError where this machine does not support a collective in shared memory."""
+    """Raise ConfigError if this machine does not support a collective in shared memory."""
     if not available():
         raise _unusable("it is read-only or not there" if FUTEX else f"not on {platform.machine()}")
 

@@ -19,7 +19,7 @@ from gbactl.config.run_config import Round, RunConfig, mode_values, rounds, samp
 from gbactl.config.validation import check, check_switch, from_dict
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.models import ModelConfig
-from gbactl.store.optimizers import ScheduleConfig
+from gbactl.store.optimizer_settings import ScheduleConfig
 
 __all__ = [
     "CheckpointConfig",

@@ -28,7 +28,7 @@ AUTO = "auto"  # cluster=auto: the engine of the surroundings
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options of one engine, beside the keys of `cluster` that all engines have.
+    """Options of one engine, in addition to the keys of `cluster` that all engines have.
 
     An engine with keys of its own in conf/cluster/NAME.yaml subclasses this."""
 

@@ -1,7 +1,7 @@
 """Dataclasses of the groups of a run's configuration, one for each group in conf/.
 
 A group that one module uses as a whole is defined beside that module: faults/fault_plan.py,
-checkpoint/costs_and_interval.py, models/__init__.py, store/optimizers.py.
+checkpoint/costs_and_interval.py, models/__init__.py, store/optimizer_settings.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gbactl.checked_dataclasses import Bounds, Count, Interval, Natural, Process
 from gbactl.errors import ConfigError
 from gbactl.models import ModelConfig
 from gbactl.policies.policy import Policy, policy_class
-from gbactl.store.optimizers import ScheduleConfig
+from gbactl.store.optimizer_settings import ScheduleConfig
 from gbactl.switching.auto_controller import AutoOptions
 
 
@@ -34,7 +34,7 @@ class ModeConfig:
 
     @property
     def policy(self) -> type[Policy]:
-        """Class of the mode's policy. Raises ConfigError where it cannot be found."""
+        """Class of the mode's policy. Raises ConfigError if it cannot be found."""
         return policy_class(self.name, self.target)
 
     @property
@@ -69,7 +69,7 @@ class ClusterConfig:
 
     @property
     def dense_holders(self) -> int:
-        """Number of servers (the first ones) that hold a slice of the dense vector beside rows."""
+        """Number of servers (the first ones) that hold a slice of the dense vector in addition to rows."""
         return self.servers if self.dense_servers is None else self.dense_servers
 
 

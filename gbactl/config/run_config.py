@@ -32,7 +32,7 @@ from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models import ModelConfig
 from gbactl.policies.policy import PolicyOptions
-from gbactl.store.optimizers import MOMENTS
+from gbactl.store.optimizer_settings import MOMENTS
 from gbactl.switching.auto_controller import GBA, MODES, SYNC
 from gbactl.switching.switch_schedule import ScheduleEntry, entries, name
 
@@ -253,7 +253,8 @@ def rounds(dataset: Dataset, train: TrainConfig) -> list[Round]:
         raise ConfigError("train.epochs is for data with a validation set; days are passed once: type train.epochs=1.")
     days = len(dataset.splits) - 1
     if days < 1:
-        raise ConfigError("One day cannot be judged by the next; give two days or more, or type data.days=2.")
+        problem = "The data have one day, and a model is evaluated on the day after each training day"
+        raise ConfigError(f"{problem}; give two days or more, or type data.days=2.")
     if train.days is not None:
         if not 1 <= train.days <= days:
             raise ConfigError(f"train.days={train.days} is not possible with {days + 1} days; type 1 to {days}.")
@@ -342,12 +343,12 @@ CONDITIONS = (
 
 
 def when_effective(key: str) -> str:
-    """Describe when a dotted key has an effect; "in every run" where no condition is known."""
+    """Describe when a dotted key has an effect; "in every run" if no condition is known."""
     return next((each.when for each in CONDITIONS if each.covers(key)), "in every run")
 
 
 def ineffective_keys(cfg: RunConfig) -> set[str]:
-    """Return the dotted names of the keys that have no effect in a run. The name of a group's option always has one."""
+    """Return the dotted names of the keys that have no effect in a run. A group's key `name` always has an effect."""
     failed = [each for each in CONDITIONS if not each.holds(cfg)]
     return {key for key in flatten(to_dict(cfg)) if any(each.covers(key) for each in failed)}
 

@@ -9,7 +9,7 @@ from gbactl.config import RunConfig
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
 from gbactl.store.dense import Cut, DenseBlock, DenseSpec, dense_range
-from gbactl.store.optimizers import MOMENTS, OptimizerSpec
+from gbactl.store.optimizer_settings import MOMENTS, OptimizerSpec
 from gbactl.store.shard import ShardSpec
 
 

@@ -64,7 +64,7 @@ def switched_config(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
 
 
 def try_policy(cfg: RunConfig) -> None:
-    """Try the mode's policy on some batches if it is a user's own. Raises ConfigError where it breaks the contract."""
+    """Try the mode's policy on some batches if it is a user's own. Raises ConfigError if it breaks the contract."""
     kind, batch = cfg.mode.policy, cfg.train.global_batch
     if not kind.__module__.startswith("gbactl."):
         dry_run(kind, cfg.policy_options(), cfg.cluster.workers, cfg.local_batch, batch, cfg.mode.prefetch)

@@ -145,7 +145,7 @@ class Checkpointing:
         run.step = position.step
 
     def remaining_ranges(self, number: int, samples: int) -> Ranges:
-        """Untrained sample ranges of round `number` (`samples` samples), according to the checkpoint resumed from."""
+        """Sample ranges of round `number` still to be trained, by the position from which the job last continued."""
         position = self.restored_position
         unread = position.unread if position.round == number else None
         return ((0, samples),) if unread is None else tuple(unread)
@@ -341,7 +341,7 @@ class Checkpointing:
         Raises WireError where their sizes do not match."""
         dense = self._gathered
         if message.params >= 0 and not fits(message.params, len(values), self.run.cfg.optim.name):
-            raise WireError(f"W{worker} tells {len(values)} values for {message.params} dense parameters.")
+            raise WireError(f"W{worker} sent {len(values)} values, which do not fit {message.params} dense parameters.")
         if dense is None or message.number != self._number - 1:
             return
         if message.params < 0 and dense.required:
@@ -442,7 +442,7 @@ class Checkpointing:
         return str(chain.folder / chain.last.name), JobPosition.read(chain.last.position)
 
     def go_back(self, position: JobPosition) -> None:
-        """Set the job's position to that of the newest checkpoint, after every node was restored from it.
+        """Set the job's position to the newest checkpoint's position, after every node was restored from it.
 
         Clock and mode do not go back. No checkpoint may be in progress (see finish_or_abandon)."""
         self.run.record.restore(position)

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Failover:
-    """Takeover of a run by a new coordinator, until every node continues. `journal`: state that the failed one left."""
+    """Takeover of a run by a new coordinator, until every node continues. `journal`: the failed one's saved state."""
 
     def __init__(self, core: CoordinatorCore, journal: JournalState) -> None:
         self.core, self.run, self.journal, self.state = core, core.run, journal, journal.state
@@ -97,7 +97,7 @@ class Failover:
         known = self.servers if hello.role == "server" else self.incarnations
         failed = hello.role == "worker" and hello.number not in self.live_workers
         if failed or channel.peer.incarnation != known.get(hello.number, 0):
-            raise WireError(f"{channel.peer} is not who was there before.")
+            raise WireError(f"{channel.peer} is none of the nodes that were live before the failover.")
         self.run.members.hello(channel, hello)
         channel.send(Takeover(self.journal.term))
 
@@ -296,7 +296,7 @@ class Failover:
         return max(0, may_have - held)
 
     def _handle_lost_workers(self, training: LivePhase | None) -> None:
-        """Handle as failed the workers that had failed before the failover, and those that have not reconnected."""
+        """Handle as failed the workers that had failed before or did not reconnect; add the others to the phase."""
         run, core = self.run, self.core
         run.fencing.failed_workers.clear()
         for worker in self.failed_workers:

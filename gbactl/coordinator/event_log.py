@@ -303,7 +303,7 @@ def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
 
 def _integers(values: Sequence[Any]) -> None:
     if any(type(value) is not int for value in values):
-        raise ValueError("a number of a wrong type")
+        raise ValueError("a number has a wrong type")
 
 
 def _decoder_of(cls: Callable[..., Record]) -> Callable[[Any], Record]:
@@ -320,7 +320,7 @@ def _decode_announce(values: Any) -> AnnounceRecord:
     worker, batch, shards, first, *rest = values
     versions = (first, *(first + more for more in rest))
     if len(versions) not in (shards, 2 * shards) or len(counted) not in (0, shards):
-        raise ValueError("versions, or rows, of another number of shards")
+        raise ValueError("the number of versions or rows does not match the number of shards")
     return AnnounceRecord(worker, batch, versions[:shards], versions[-shards:], counted)
 
 
@@ -328,7 +328,7 @@ def _decode_order(values: Any) -> OrderRecord:
     step, divisor, weight_sum, lr_scale, *members = values
     _integers([step, *members[::2]])
     if len(members) % 2 or any(type(v) not in (int, float) for v in (divisor, weight_sum, lr_scale, *members)):
-        raise ValueError("an order of another form")
+        raise ValueError("an order has an unknown form")
     pairs = tuple((b, float(w)) for b, w in zip(members[::2], members[1::2], strict=True))
     return OrderRecord(step, float(divisor), float(weight_sum), float(lr_scale), pairs)
 

@@ -55,7 +55,8 @@ class CoordinatorCore:
             for shard in self.servers.poll():
                 self._on_silent("server", shard)
         if run.training is not None:
-            run.training.check_hand_out()
+            if not any(map(self.workers.replaces, run.fencing.failed_workers)):
+                run.training.check_hand_out()
             self.switch.poll()
             self.replicas.poll(run.training.policy)
 

@@ -169,7 +169,7 @@ class WorkerRecovery:
             run.hand_out(worker)
 
     def summary(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
-        """Fields of result.json about failures, and about messages where the fault plan disturbed messages."""
+        """Fields of result.json about failures, and about messages if the fault plan disturbed any."""
         counts: Counter[str] = Counter(getattr(self.run.hub, "counts", None))
         for node in inspected.values():
             counts.update(node.counters)
@@ -237,7 +237,7 @@ class ServerRecovery:
         self.run.failed_servers[shard] = self.run.hub.now()
 
     def check_failover(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Check whether a failover can go on; `records`: those of server failures, logged since the last standstill.
+        """Check whether a failover can go on; `records`: server failures logged since the last standstill.
 
         Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
         each node holds."""
@@ -301,11 +301,11 @@ class LostDenseGradients:
             self.run.log_note()
 
     def _phase(self, step: int) -> Phase:
-        """Phase to which a step belongs. Raises WireError where no known phase contains it."""
+        """Phase to which a step belongs. Raises WireError if no known phase contains it."""
         for phase in reversed(self.state.phases):
             if step >= phase.first_step:
                 return phase
-        raise WireError(f"a part of step {step}, which is of no phase that is known")
+        raise WireError(f"a part of step {step} is missing, but the step belongs to no known phase")
 
 
 def _batch(phase: Phase, step: int, part: int) -> int:
@@ -313,5 +313,5 @@ def _batch(phase: Phase, step: int, part: int) -> int:
     width = phase.gradients_per_step
     batch = (step - phase.first_step) * width + part
     if not 0 <= part < width or not phase.size(batch):
-        raise WireError(f"part {part} of step {step}, which is none of its phase")
+        raise WireError(f"part {part} of step {step} is missing, but its phase has no such part")
     return batch

@@ -35,7 +35,7 @@ from gbactl.coordinator.training_phase import (
 )
 from gbactl.errors import ClusterError, WireError
 from gbactl.policies.policy import Grant, refusal
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
 MOST_JOINS = 4  # more than a worker may hold at once
@@ -125,11 +125,13 @@ class LivePhase:
                 self.waiting.append(worker)
 
     def check_hand_out(self) -> None:
-        """Raise ClusterError where a user's policy refuses every worker, and no event is left to change this."""
+        """Raise ClusterError if a user's policy refuses every worker, and no event is left to change this.
+
+        Not to be called while a failed worker's successor is awaited."""
         policy, kind = self.policy, type(self.policy)
         if kind.__module__.startswith("gbactl.") or policy.leases or policy.exhausted or self._uninformed:
             return
-        if policy.openings == self._openings and self.workers and set(self.workers).issubset(self.waiting):
+        if policy.openings == self._openings and policy.live and policy.live.issubset(self.waiting):
             which = f"mode.target={kind.__module__}.{kind.__qualname__}"
             raise ClusterError(f"{which} {refusal(policy.phase.samples - policy.ledger.read)}.")
 
@@ -137,7 +139,7 @@ class LivePhase:
         """Hand a worker its next batch, if the policy allows."""
         # a worker may not know the phase yet after a failover
         unreachable = worker not in self.workers or worker in self._uninformed
-        if unreachable or (self.single_batch and self.policy.holding[worker]):
+        if unreachable or (self.single_batch and self.policy.leased_to(worker)):
             return False
         grant = self.policy.take(worker)
         if grant is None:
@@ -201,8 +203,8 @@ class LivePhase:
 
     def on_staged(self, message: Staged) -> bool:
         """Record a shard's staged gradient slice. Returns whether all shards have theirs, so that it is announced."""
-        owner, grant = self.policy.leases.get(message.batch, (None, None))
-        if grant is None or message.worker in self._ignored or owner != message.worker or message.phase != self.number:
+        grant = self.policy.leased_to(message.worker).get(message.batch)
+        if grant is None or message.worker in self._ignored or message.phase != self.number:
             return False
         staged = self._staged.setdefault(message.batch, {})
         staged[message.shard] = message
@@ -278,7 +280,8 @@ class LivePhase:
     def _check(self, rows: tuple[int, ...], dense: tuple[int, ...]) -> None:
         """Check that a gradient was computed from versions that exist. Raises WireError otherwise."""
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
-            raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
+            versions = f"{list(rows)} (rows) and {list(dense)} (dense)"
+            raise WireError(f"not all versions {versions} of a gradient exist at step {self.policy.step}")
 
     def stop(self) -> None:
         """End the phase as soon as possible, for a switch, successor or rollback."""

@@ -65,7 +65,7 @@ class Coordinator:
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
         journal: JournalState | None = None,
     ) -> None:  # fmt: skip
-        """Set up a coordinator. `journal`: the state that a failed one left, if this one replaces it."""
+        """Set up a coordinator. `journal`: state of the failed coordinator that this one replaces, if any."""
         self.hub = hub
         self.context = RunContext(hub, cfg, dataset, run_dir, header, journal)
         self.core = CoordinatorCore(self.context, 0 if journal is None else journal.term)
@@ -91,7 +91,7 @@ class Coordinator:
             self._handlers[WorkerState] = self._checked("worker", self.failover.worker_state)
 
     def _checked(self, role: str, handle: Callable[[Any], None]) -> Callable[[Channel, Any, Frame], None]:
-        """Make a message handler that first checks that the sender is the node, of this role, named in the message."""
+        """Make a message handler that first checks that the sender is the node which the message names."""
 
         def checked(channel: Channel, message: Any, _: Frame) -> None:
             self.context.members.authentic(channel, role, message.shard if role == "server" else message.worker)
@@ -190,7 +190,7 @@ class Coordinator:
             raise ClusterError(f"{channel.peer} was turned away: {error}") from error
 
     def _lost(self, channel: Channel) -> None:
-        """Handle a lost connection. Raises PeerGoneError where the run cannot go on without the node."""
+        """Handle a lost connection. Raises PeerGoneError if the run cannot go on without the node."""
         run, core, peer = self.context, self.core, channel.peer
         if channel is run.launcher:
             raise PeerGoneError("The launcher is gone.")
@@ -235,7 +235,7 @@ class Coordinator:
 
     def _on_sums(self, channel: Channel, message: SummandsLost | RingBroken, _: Frame) -> None:
         if channel.peer.role != "server":
-            raise WireError(f"{channel.peer} sums nothing.")
+            raise WireError(f"{channel.peer} is no server and may not send {type(message).__name__}.")
         self.core.on_summed(message)
 
     def _on_predictions(self, channel: Channel, message: Predictions, frame: Frame) -> None:
@@ -255,7 +255,7 @@ class Coordinator:
     def _on_norms(self, channel: Channel, message: GradientNorms, _: Frame) -> None:
         self.context.members.member(channel)
         if message.square < 0:
-            raise WireError(f"{channel.peer} tells {message.square} as the square of a norm.")
+            raise WireError(f"{channel.peer} sent a negative square of a norm, {message.square}.")
         replicated = self.context.home == "workers"
         self.norms.add(self.context.current.mode.name, message, self.context.cfg.cluster.servers + replicated)
 

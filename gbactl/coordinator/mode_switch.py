@@ -27,8 +27,8 @@ from gbactl.coordinator.state import kind_of_dense
 from gbactl.errors import ClusterError, GbactlError
 from gbactl.policies.policy import Policy
 from gbactl.switching.auto_controller import AutoSwitch
-from gbactl.switching.switch_descriptions import switched
 from gbactl.switching.switch_schedule import RunProgress
+from gbactl.switching.switch_texts import switched
 from gbactl.wire.messages import Abandon, DenseMoved, Inspected, MoveDense, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ class ModeSwitch:
 
     @property
     def checksum_scope(self) -> str:
-        """Scope of the checksums between two phases: "checksum", or "dense" where the tables are too large."""
+        """Scope of the checksums between two phases: "checksum", or "dense" if the tables are too large."""
         cfg, size = self.run.cfg, self.run.dataset.schema.rows * row_bytes(self.run.cfg)
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
 

@@ -43,7 +43,7 @@ from gbactl.coordinator.state import (
 from gbactl.coordinator.statistics import ActivityTimes
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
-from gbactl.faults.measured_effects import ObservedBatches
+from gbactl.faults.measured_slowdowns import ObservedBatches
 from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
@@ -98,7 +98,7 @@ class Evaluation:
         """Store a batch's predictions. Raises WireError when their number does not match the batch."""
         expected = min(self.batch, self.samples - message.batch * self.batch)
         if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
-            raise WireError(f"predictions of {message.samples} samples for a batch of {expected}")
+            raise WireError(f"batch {message.batch} of {expected} samples got predictions of {message.samples} samples")
         if message.batch in self._arrived:
             raise WireError(f"predictions of batch {message.batch} came twice")
         self._arrived.add(message.batch)
@@ -126,7 +126,7 @@ class RunContext:
         header: dict[str, Any],
         journal: JournalState | None,
     ) -> None:
-        """Set up a run. `journal`: the state that a failed coordinator left, if this one replaces it."""
+        """Set up a run. `journal`: state of the failed coordinator that this one replaces, if any."""
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.state = RunState() if journal is None else journal.state
         self.members = Membership(cfg.processes, cfg.cluster.servers)
@@ -175,7 +175,7 @@ class RunContext:
 
     @property
     def begin_phase_for_servers(self) -> BeginPhase | None:
-        """Last announcement of a phase, as servers get it."""
+        """Announcement of the last phase, in the servers' form."""
         return self.begin_phase and self.begin_phase._replace(served_dense=self.home != "workers")
 
     @property
@@ -200,7 +200,7 @@ class RunContext:
     # -- batches ------------------------------------------------------------------------------------
 
     def hand_out(self, worker: int) -> None:
-        """Hand a worker its next batch, or queue its request if no batch is available yet."""
+        """Answer a worker's request: drop it if surplus, hand out an evaluation or training batch, or queue it."""
         if self.surplus_requests[worker]:
             self.surplus_requests[worker] -= 1
         elif self.evaluation is not None:
@@ -325,7 +325,7 @@ class NodeRequests:
 
     @contextmanager
     def _asked_servers(self, message: Any) -> Iterator[None]:
-        """Ask every server, and within the context also the successors of those that have not answered."""
+        """Ask every server, and within the context also the successors of servers that have not answered."""
         self._pending = message
         self._answered.clear()
         self.on_request(isinstance(message, Inspect | ReloadCheckpoint))
@@ -359,7 +359,7 @@ class NodeRequests:
         """Record a node's checksums. Raises WireError if they are another node's, or malformed."""
         total = message.model_sum
         if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
-            raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")
+            raise WireError(f"{channel.peer} sent an invalid checksum of {message.node}: {total[:SUM_DIGITS]}.")
         self.inspected[message.node] = message
         if channel.peer.role == "server":
             self.on_answer(channel.peer.index)

@@ -246,7 +246,7 @@ class RunFlow:
         run.members.send_to_all("worker", message)
 
     def _on_loss(self, worker: int, loss: float) -> None:
-        """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""
+        """Check the loss of an announced gradient. Raises DivergedError if it ends the run."""
         run = self.run
         limit, training = run.record.statistics.limit, run.training
         if limit.exceeded_by(loss) and run.cfg.train.on_divergence == "stop" and training is not None:

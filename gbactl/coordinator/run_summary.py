@@ -35,7 +35,7 @@ PHASE_FIELDS = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimiz
 
 
 def eps(trained: int, seconds: float) -> float:
-    """Trained samples per second (EPS); 0 where no time was counted."""
+    """Trained samples per second (EPS); 0 if no time was counted."""
     return trained / seconds if seconds > 0 else 0.0
 
 
@@ -141,7 +141,7 @@ class RunSummary:
         return by_round(self.phases)[-1]
 
     def progress(self, training: LivePhase | None, step: int) -> dict[str, Any]:
-        """Progress of the run for a report; adds a point to the curves if a gradient was announced since the last.
+        """Progress of the run for a report; adds a point to the curves if a gradient was announced since the last one.
 
         `eps` is None between two phases where nothing was announced since the last report."""
         ledger = training.policy.ledger if training else Ledger()
@@ -207,7 +207,7 @@ class RunSummary:
         return [self._phase(training, training.phase.finished.ledger, step)]
 
     def restore(self, position: JobPosition) -> None:
-        """Replace the record by the one saved in a position, and continue from there."""
+        """Replace this record by the record saved in `position`, and continue from there."""
         patience, stopping = self.stopping.patience, position.stopping
         self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)
         self.results, self.round = list(position.results), min(position.round, len(self.rounds) - 1)
@@ -278,13 +278,13 @@ class RecoveryTimes:
         self.state.injected[process] = (kind, self.now())
 
     def record_detection(self, process: str, failure: str) -> None:
-        """Record that a failure was detected; `failure` is its kind where no fault plan caused it."""
+        """Record that a failure was detected; `failure` is its kind if no fault plan caused it."""
         last_sign = self._last_signs.pop(process, self._began)  # a process never heard of was silent from the start
         kind, at = self.state.injected.pop(process, (failure, last_sign))
         self.failures.append(FailureRecord(process, kind, at, self.now()))
 
     def record_takeover(self, failure: str, detected: float, last_sign: float) -> None:
-        """Record the predecessor's failure and this takeover; `last_sign`: time of the former's last sign of life."""
+        """Record the failure of the predecessor, whose last sign of life was at `last_sign`, and this takeover."""
         kind, at = self.state.injected.pop("C", (failure, last_sign))
         self.failures.append(FailureRecord("C", kind, min(at, detected), detected, self.now()))
 
@@ -295,7 +295,7 @@ class RecoveryTimes:
             failed.loaded = self.now()
 
     def record_useful_work(self, *processes: str) -> None:
-        """Record useful work of processes, which completes the recovery of those that are successors."""
+        """Record useful work of processes; a successor's recovery is complete at its first useful work."""
         for failed in map(self.last, processes):
             if failed is not None and failed.loaded is not None and failed.useful is None:
                 failed.useful = self.now()

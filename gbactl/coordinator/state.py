@@ -29,7 +29,7 @@ from gbactl.coordinator.event_log import InfoRecord, Record
 from gbactl.coordinator.statistics import ACTIVITIES, ActivityTimes, SavedStatistics
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies.policy import Ledger, Phase, Policy, policy_class
-from gbactl.switching.switch_descriptions import switched
+from gbactl.switching.switch_texts import switched
 from gbactl.wire.messages import ExchangeTotals, Granted, plain_number
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class JobPosition:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> JobPosition:
-        """Decode the position in a checkpoint's manifest. Raises CheckpointError where it is invalid."""
+        """Decode the position in a checkpoint's manifest. Raises CheckpointError if it is invalid."""
         try:
             return decoded(values, cls)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
@@ -324,7 +324,7 @@ class JournalState:
     def of(
         cls, run_dir: Path, term: int, detected_at: float, failure: str = "death", last_sign: float | None = None
     ) -> JournalState:
-        """Read a failed coordinator's state from the run directory. Raises EventLogError where it cannot be used."""
+        """Read a failed coordinator's state from the run directory. Raises EventLogError if it cannot be used."""
         try:
             state = decoded(json.loads((run_dir / JOURNAL_FILE).read_text()), RunState)
         except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
@@ -349,7 +349,7 @@ def write_times(run_dir: Path, times: ActivityTimes) -> None:
 
 
 def read_times(run_dir: Path) -> ActivityTimes | None:
-    """Read times.json; None where it is missing or has other activities."""
+    """Read times.json; None if it is missing or has other activities."""
     try:
         times = msgspec.json.decode((run_dir / TIMES_FILE).read_bytes(), type=ActivityTimes)
     except (OSError, msgspec.DecodeError):

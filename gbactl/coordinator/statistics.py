@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.faults.measured_effects import ObservedBatches
+from gbactl.faults.measured_slowdowns import ObservedBatches
 from gbactl.policies.policy import Member, Step
 from gbactl.wire.messages import WAITS, GradientNorms
 
@@ -101,7 +101,7 @@ class ActivityTimes:
                     _add(kept.setdefault(mode, {}), worker, row)
 
     def take_recent(self) -> dict[str, dict[str, float]]:
-        """Recent seconds by activity of each worker since the last call (none if > MOST_WORKERS) and of each server."""
+        """Seconds by activity: each worker's since the last call (none if > MOST_WORKERS), each server's in total."""
         recent, self.recent = self.recent, {}
         return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
 
@@ -146,7 +146,7 @@ class ActivityTimes:
 
 
 def quantiles(histogram: Counter[int]) -> dict[str, float]:
-    """Compute mean, p50 and p99 of a histogram of integers; zeros where it is empty."""
+    """Compute mean, p50 and p99 of a histogram of integers; zeros if it is empty."""
     if not histogram:
         return {"mean": 0.0, "p50": 0.0, "p99": 0.0}
     values = np.array(sorted(histogram))
@@ -306,7 +306,7 @@ class Statistics(SavedStatistics):
         return [] if self.observed is None else self.observed.acted.to_list()
 
     def unslowed_seconds(self, worker: int, samples: int) -> float:
-        """Seconds that workers without faults need for `samples`, where the plan slows this worker; 0 if unknown."""
+        """Seconds that workers without faults need for `samples`; 0 if unknown, or if no fault slows this worker."""
         return 0.0 if self.observed is None else samples * self.observed.unslowed_seconds(worker)
 
     def count_discarded(self, batch: int) -> None:
@@ -342,7 +342,7 @@ class Statistics(SavedStatistics):
         return recent
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """Fields of result.json from these statistics; `counters` are those of the servers."""
+        """Fields of result.json from these statistics; `counters`: the servers' counters."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {

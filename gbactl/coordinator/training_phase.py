@@ -34,7 +34,7 @@ from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, GbactlError
 from gbactl.policies.policy import Decision, Drop, Grant, Phase, Policy, Step
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.optimizers import factor
+from gbactl.store.optimizer_settings import factor
 
 Event = AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
 
@@ -86,7 +86,7 @@ class StagedSlices:
         self._rows[batch] = list(rows)
 
     def report_step(self, batch: int, samples: int, weight: float) -> None:
-        """Report the slices of a gradient in an ordered step to `on_applied`, those on failed shards to `on_missed`."""
+        """Report the slices of an ordered gradient to `on_applied`, its slices on failed shards to `on_missed`."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 and not self.reported else ()):
             if count >= 0:
@@ -99,7 +99,7 @@ class StagedSlices:
         self._rows.pop(batch, None)
 
     def on_server_failure(self, shard: int) -> None:
-        """Mark the staged, not yet applied slices of a failed shard as lost."""
+        """Mark as lost the staged, not yet applied slices of a failed shard."""
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
 
@@ -161,7 +161,7 @@ class TrainingPhase:
 
     def forgo(self) -> list[GiveUpBatch]:
         """Give up the batches in flight, and end the phase."""
-        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
+        owners = {batch: worker for worker, held in self.policy.leases.items() for batch in held}
         return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def account(self, command: Command) -> None:
@@ -181,7 +181,7 @@ class TrainingPhase:
             self.finished.add_abandoned([command.batch], self.policy.phase.size(command.batch))
 
     def on_server_failure(self, shard: int) -> None:
-        """Mark the gradient slices that a failed shard had not applied as lost."""
+        """Mark as lost the gradient slices that a failed shard had not applied."""
         if self.slices is not None:
             self.slices.on_server_failure(shard)
 
@@ -209,7 +209,7 @@ MOST_NAMED = 8
 
 @dataclass(eq=False)
 class DivergenceError(GbactlError):
-    """Error: the replay differs from the run; the first difference. Exit code 1.
+    """Error for the first difference between a replay and its run. Exit code 1.
 
     `kind` is decision (the policy), bits (a checksum) or accounting. `shard` -1: all."""
 
@@ -225,7 +225,7 @@ class DivergenceError(GbactlError):
 
 
 class LoggedPhase:
-    """Replayed phase, driven by a log's records in order. Raises DivergenceError where log and policy differ."""
+    """Replayed phase, driven by a log's records in order. Raises DivergenceError if log and policy differ."""
 
     def __init__(self, phase: TrainingPhase) -> None:
         self.phase = phase
@@ -305,8 +305,7 @@ class LoggedPhase:
         return commands
 
     def _check_lease(self, record: AnnounceRecord) -> None:
-        owner, _ = self.phase.policy.leases.get(record.batch, (None, None))
-        if owner != record.worker:
+        if record.batch not in self.phase.policy.leased_to(record.worker):
             gradient = (record.worker, record.batch)
             self._diverge(f"The log announces {named([gradient])}, which was not handed to it", [gradient])
 
@@ -336,7 +335,7 @@ class LoggedPhase:
     def _check_idle(self, text: str) -> None:
         """Check that no batch is in flight at this record."""
         if not self.phase.policy.idle:
-            leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
+            leases = [(worker, batch) for worker, held in sorted(self.phase.policy.leases.items()) for batch in held]
             self._diverge(f"{text} while something is in flight ({named(leases)})", leases)
 
     def _diverge(self, text: str, gradients: list[tuple[int, int]]) -> NoReturn:

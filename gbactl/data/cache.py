@@ -53,7 +53,7 @@ def cache_root(cfg_data: Mapping[str, Any]) -> Path:
 
 
 def _foreign_code(source: Source) -> list[Path]:
-    """Return the file of a reader's class, which decides what it writes; none for the readers of gbactl."""
+    """Return the source file of a user's own reader class, on which the cache depends; [] for a reader of gbactl."""
     module = type(source).__module__
     file = getattr(sys.modules[module], "__file__", None)  # a notebook has none
     return [] if module.startswith("gbactl.") or file is None else [Path(file)]
@@ -110,7 +110,7 @@ def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, 
 
 
 def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
-    """Raise DataError where a reader has written arrays that its schema does not allow."""
+    """Raise DataError if a reader has written arrays that its schema does not allow."""
     for name in built.schema.arrays:
         if not (path := folder / f"{name}.npy").exists():
             raise DataError(f"{reader} writes no {name}.npy; gbactl.data.cache_writer.write_all writes all arrays.")
@@ -143,7 +143,7 @@ def _check_arrays(folder: Path, built: WrittenArrays, reader: str) -> None:
 
 
 def _check_tables_and_splits(built: WrittenArrays, rows: int, reader: str) -> None:
-    """Raise DataError unless each field has a table, and the splits have rows among the `rows` and suit their kind."""
+    """Raise DataError unless each field has a table, and the splits fit their kind and lie within the `rows`."""
     tables, fields, splits = built.schema.table_of, built.schema.fields, built.splits
     if len(tables) != fields or set(tables) != set(range(len(set(tables)))):
         problem = "each field needs the number of its table, from 0 on without gaps"

@@ -60,7 +60,7 @@ def _write_headers(files: Mapping[str, BinaryIO], shapes: Mapping[str, tuple[int
 
 
 def _appended(chunk: Batch, values: int) -> dict[str, NDArray[Any]]:
-    """Return a chunk's arrays by name, as appended to a cache that already has `values` values of lists."""
+    """Return a chunk's arrays by name, with its list offsets moved by the `values` list values already in the cache."""
     arrays: dict[str, NDArray[Any]] = {"labels": chunk.labels, "numeric": chunk.numeric, "ids": chunk.ids}
     if (jagged := chunk.jagged) is not None:
         if len(jagged.offsets) != (wanted := len(chunk) * jagged.lists + 1):
@@ -73,7 +73,7 @@ def _appended(chunk: Batch, values: int) -> dict[str, NDArray[Any]]:
 
 
 def _stored(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Convert an array to the type in which it is stored. Raises DataError where this would change a whole number."""
+    """Convert an array to the type in which it is stored. Raises DataError if this would change a whole number."""
     with np.errstate(invalid="ignore"):  # of NaN, which is told below
         found = np.ascontiguousarray(array, DTYPES[name])
     if array.dtype != found.dtype and found.dtype.kind != "f" and (changed := found != array).any():
@@ -163,7 +163,7 @@ def put_in_order(
     staged: Path, folder: Path, schema: Schema, order: Order, progress: Progress,
     change: Callable[[Batch], Batch] | None = None,
 ) -> None:  # fmt: skip
-    """Move the arrays in the folder `staged` to `folder`, sorted by time; `change`: see `reorder`."""
+    """Move the arrays in the folder `staged` to `folder`, in the given order; `change`: see `reorder`."""
     if order is None and change is None:
         for path in staged.glob("*.npy"):
             path.rename(folder / path.name)
@@ -173,7 +173,7 @@ def put_in_order(
 
 
 def reorder(whole: Batch, folder: Path, order: Order, change: Callable[[Batch], Batch] | None = None) -> None:
-    """Write the arrays of a batch into a folder, a chunk at a time.
+    """Write a batch's arrays into a folder with the rows in the given order, a chunk at a time.
 
     `order`: places of the rows in the order in which they are copied; None: as they are. `change` is applied to each
     chunk; it keeps the lists. A chunk has fewer rows where these have long lists."""

@@ -1,4 +1,4 @@
-"""Conversion of a table's columns: text, or the types of Parquet, to numbers, moments, days and categorical ids.
+"""Conversion of a table's columns, from text or the types of Parquet, to numbers, times, days and categorical ids.
 
 A cell that is missing or cannot be read becomes null. A value has the same text in CSV and in Parquet, and so the same
 id. Hashing costs 1 us for each distinct text of a chunk; whole numbers are hashed as they are, 20 ns a row.
@@ -84,7 +84,7 @@ def _parsed(written: pl.Series, form: str) -> pl.Series:
         found = written.str.to_datetime(form, strict=False, time_unit="us")
     except pl.exceptions.PolarsError as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"The format {form!r} cannot be ({reason}); type for instance '%d/%m/%Y %H:%M'.") from None
+        raise ConfigError(f"The format {form!r} is invalid ({reason}); type for instance '%d/%m/%Y %H:%M'.") from None
     return found.cast(pl.Datetime("us")).cast(pl.Int64)
 
 
@@ -148,7 +148,7 @@ def ids_of(column: pl.Series, field: int, buckets: int) -> NDArray[np.int32]:
 
 
 def in_brackets(written: pl.Series) -> pl.Series:
-    """Return which texts are in brackets, as lists are that Python, JSON or PostgreSQL has written."""
+    """Return which texts are in brackets, as in lists written by Python, JSON or PostgreSQL."""
     return written.str.contains(r"(?s)^[\[({].*[\])}]$")
 
 
@@ -167,7 +167,7 @@ def _flat(column: pl.Series, separator: str) -> tuple[NDArray[np.int64], pl.Seri
 def lists_of(
     column: pl.Series, separator: str, longest: int, newest: bool
 ) -> tuple[NDArray[np.int64], pl.Series, NDArray[np.int64]]:
-    """Return the length of each row's list, int64[n], the texts of all lists in a row, and the index of each.
+    """Return the length of each row's list, int64[n], the texts of all lists one after the other, and their indexes.
 
     `column` has lists, or texts with a separator. At most `longest` values of a list are taken, the last ones if
     `newest`; values without a text are left out. An index counts all values of the column."""
@@ -196,7 +196,7 @@ def weights_of(column: pl.Series, values: pl.Series, separator: str) -> tuple[ND
 
 
 def time_ids(times: NDArray[np.int64], field: str) -> NDArray[np.int32]:
-    """Return the hour of the day (UTC) or the weekday (0 is Monday) of moments, int32[n]."""
+    """Return the hour of the day (UTC) or the weekday (0 is Monday) of each time, int32[n]."""
     found = times // HOUR % 24 if field == "hour" else (times // DAY + 3) % 7
     return found.astype(np.int32)
 
@@ -236,7 +236,7 @@ def marked_numbers(written: pl.Series, decimal_comma: bool) -> tuple[pl.Series, 
 
 
 def odd_numbers(written: pl.Series, number: pl.Series) -> str | None:
-    """Return what to do about numbers with units, or a few cells that are no numbers; None for any other column."""
+    """Return advice on a column of numbers with units, or of numbers but for a few cells; None for other columns."""
     odd = written.filter(number.is_null())
     bare = odd.str.replace_all(UNITS, "")
     if (bare != odd).all() and any(not numbers(bare, *marks).null_count() for marks in MARKS):
@@ -264,7 +264,9 @@ def list_separator(written: pl.Series) -> str | None:
 
 
 def time_format(column: pl.Series) -> tuple[str | None, str] | None:
-    """Return the format of a column's times, and their description: "day" for day numbers; None if no times."""
+    """Return the time format of a column (None: a standard one) and its description ("day" for day numbers).
+
+    None for a column without times."""
     written = column.drop_nulls()
     number = numbers(written)
     if not number.null_count():

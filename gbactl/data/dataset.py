@@ -205,10 +205,10 @@ class Jagged:
         sizes = np.array(schema.cardinalities[schema.columns :], np.int64)
         hint = "the data cache is damaged, or its reader wrote it wrongly; prepare the data again"
         if (lengths < 0).any() or lengths.sum() != len(self.values):
-            raise DataError(f"The offsets of the multi-valued fields are not those of their values: {hint}.")
+            raise DataError(f"The offsets of the multi-valued fields do not match their values: {hint}.")
         if (lengths > longest).any():
             at = int(np.argmax(lengths > longest))
-            most = f"{lengths[at]} values, where {longest[at]} are the most"
+            most = f"{lengths[at]} values, more than {longest[at]}"
             raise DataError(f"A list of multi-valued field {at % self.lists} has {most}: {hint}.")
         bounds = np.repeat(np.tile(sizes, len(lengths) // self.lists), lengths)
         outside = (self.values < 0) | (self.values >= bounds)
@@ -240,7 +240,7 @@ class Batch:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], lists: int) -> Batch:
-        """Make a batch of the arrays of a cache, by their names, of data with `lists` multi-valued fields."""
+        """Make a batch from a cache's arrays, by name; `lists`: number of multi-valued fields."""
         jagged = Jagged(lists, arrays["offsets"], arrays["values"], arrays.get(WEIGHTS)) if lists else None
         return cls(arrays["labels"], arrays["numeric"], arrays["ids"], jagged)
 
@@ -300,13 +300,13 @@ class Dataset:
 
     @property
     def user_field(self) -> int | None:
-        """Index of the field with one id that its source has named USER, for metrics by user; None without one."""
+        """Index of the field that the data source has named USER, for metrics by user; None without such a field."""
         names = self.meta["field_names"][: self.schema.columns]
         return names.index(USER) if USER in names else None
 
     @property
     def days_by_rows(self) -> bool:
-        """Whether its days are cut by number of rows, as the source has no time."""
+        """Whether the days are cut by number of rows, as the source has no time."""
         return bool(self.meta["days_by_rows"])
 
     def __iter__(self) -> Iterator[Split]:
@@ -338,14 +338,15 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def map_arrays(path: Path, schema: Schema) -> Batch:
-    """Memory-map the arrays in a folder, of data with the multi-valued fields of a schema. Raises DataError."""
+    """Memory-map the arrays that a schema has from a folder. Raises DataError."""
     try:
         found = {name: np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in schema.arrays}
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); prepare it again.") from None
     whole = Batch.of(found, len(schema.lists))
     if whole.jagged is not None and len(whole.jagged.offsets) != len(whole) * len(schema.lists) + 1:
-        raise DataError(f"{path} is damaged (offsets.npy is not of as many rows as labels.npy); prepare it again.")
+        problem = "offsets.npy and labels.npy have different numbers of rows"
+        raise DataError(f"{path} is damaged ({problem}); prepare it again.")
     return whole
 
 

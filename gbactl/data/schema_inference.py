@@ -76,7 +76,7 @@ class Guess:
 
     @property
     def read_as(self) -> str:
-        """Kind of the column with its transform or rule, in short."""
+        """Short text on how the column is read: its kind, with its transform or with what counts as a click."""
         more = [str(self.options[key]) for key in ("transform", "positive") if key in self.options]
         more += [f">= {self.options['at_least']:g}"] if "at_least" in self.options else []
         return " ".join([self.kind, *more])
@@ -133,7 +133,7 @@ class Inferred:
         return "\n".join(lines) + "\n"
 
     def commands(self, path: str, schema: str) -> list[str]:
-        """List the commands to type next; `path`: that of the tables, `schema`: that of the new schema file."""
+        """List the commands to type next; `path` names the tables, `schema` the new schema file."""
         typed = ["data=table", _override("data.path", path), _override("data.schema", schema)]
         unlabelled = next(each.missing for each in self.guesses if each.kind == "label")
         unreadable = self.ragged + round(unlabelled * self.total)
@@ -147,7 +147,7 @@ class Inferred:
 
     @property
     def rows_a_day(self) -> int:
-        """Estimated number of rows per day; too large where the sampled rows do not have every day."""
+        """Estimated number of rows per day; too large if the sampled rows lack some of the days."""
         kinds = {each.kind: each.distinct for each in self.guesses}
         if "day" in kinds:
             return self.rows // kinds["day"]
@@ -237,7 +237,7 @@ def _no_header(file: SourceFile, names: list[str], separator: str | None) -> Dat
 
 
 def _as_texts(column: pl.Series) -> pl.Series:
-    """Convert a column to text (times to ISO 8601), but not one of lists, other structures, bytes or durations."""
+    """Convert a column to text (times to ISO 8601); return lists, other structures, bytes and durations unchanged."""
     if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Duration):
         return column
     dated = isinstance(column.dtype, pl.Date | pl.Datetime)
@@ -256,7 +256,7 @@ def _values(column: pl.Series) -> list[str]:
 
 
 def _label(file: SourceFile, frame: pl.DataFrame, wanted: str | None) -> Guess:
-    """Choose the label column and the rule for a click in it. Raises ConfigError where no column is evident.
+    """Choose the label column, and what counts as a click in it. Raises ConfigError if no column is evident.
 
     `wanted`: a column, or COLUMN=VALUE with the text of a click."""
     if wanted is not None:
@@ -385,7 +385,7 @@ def _numeric(number: pl.Series, guess: Guess, written_as: Mapping[str, str], mar
 
 
 def _categorical(guess: Guess, kind: str, why: str, whole: bool, **options: Any) -> Guess:
-    """Choose 32 hash buckets per value, so that few values collide; data.buckets if values are or may be many."""
+    """Choose 32 hash buckets per value, so that few values collide; or data.buckets if values are, or may be, many."""
     wanted = max(LEAST_BUCKETS, 1 << (32 * guess.distinct - 1).bit_length())
     if wanted < MOST_BUCKETS and (whole or guess.distinct <= 1000):
         options["buckets"] = wanted
@@ -393,7 +393,7 @@ def _categorical(guess: Guess, kind: str, why: str, whole: bool, **options: Any)
 
 
 def _clock(column: pl.Series, guess: Guess, whole: bool, months: bool) -> Guess | None:
-    """Guess a column with the time or the day; None for any other."""
+    """Guess the options of a column with the time or the day; None for any other column."""
     form, reason = time_format(column) or (None, "")
     if not reason or (reason == "day" and months):
         return None

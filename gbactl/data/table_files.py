@@ -234,5 +234,6 @@ def _explained(file: SourceFile, error: Exception, separator: str) -> DataError:
     if "UTF8" in text:
         return DataError(_not_utf8(file))
     if "straddling" in text:
-        return DataError(f"{file}: a row is longer than {BLOCK >> 20} MiB, as after a quotation mark that has no end.")
+        hint = "look for a quotation mark that is never closed"
+        return DataError(f"{file}: a row is longer than {BLOCK >> 20} MiB; {hint}.")
     return DataError(f"{file} cannot be read as a table separated by {separator!r} ({text}).")

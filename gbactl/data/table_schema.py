@@ -69,7 +69,7 @@ class Label(Number):
 
 @dataclass(frozen=True)
 class Numeric(Number):
-    """Number; a missing one becomes 0 after the transform, or the bucket 0."""
+    """Column of numbers; a missing number becomes 0 after the transform, or bucket 0 with `bucketize`."""
 
     transform: Literal["none", "log1p", "standardize", "bucketize"] = "none"
     buckets: Annotated[int, Bounds(at_least=2, at_most=100_000)] = 16  # of bucketize
@@ -77,19 +77,19 @@ class Numeric(Number):
 
 @dataclass(frozen=True)
 class Categorical(Kind):
-    """Text or whole number, hashed to one of `buckets` ids; None: data.buckets."""
+    """Column of texts or whole numbers, each hashed to one of `buckets` ids (None: data.buckets)."""
 
     buckets: TableRows | None = None
 
 
 @dataclass(frozen=True)
 class User(Categorical):
-    """Categorical column that says whose sample it is, for gAUC."""
+    """Categorical column with the user of each sample, for gAUC."""
 
 
 @dataclass(frozen=True)
 class Multi(Kind):
-    """Several values of a category, such as tags: a list of Parquet, or a text with a separator.
+    """Column of lists of categorical values, such as tags: lists of Parquet, or texts with a separator.
 
     The first `max_length` are taken, hashed to `buckets` ids. `table`: a categorical column of the same values, whose
     ids and embedding table the list shares. `pooling`: how a model makes one vector of them. `weights`: a column with
@@ -112,7 +112,7 @@ class Multi(Kind):
 
 @dataclass(frozen=True)
 class Sequence(Multi):
-    """Values in the order of time, such as the items seen before: the last `max_length` are taken."""
+    """Column of lists in order of time, such as the items seen before: the last `max_length` values are taken."""
 
     separator: str = " "
     max_length: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 50
@@ -120,7 +120,7 @@ class Sequence(Multi):
 
 @dataclass(frozen=True)
 class Time(Kind):
-    """Moment of a sample: rows are put in its order. `fields`: categorical fields made of it (hour, weekday; UTC).
+    """Column of sample times, by which rows are sorted. `fields`: categorical fields made of it (hour, weekday; UTC).
 
     `format`: of strptime; None: ISO 8601, or seconds or fractions of these since 1970."""
 
@@ -136,7 +136,7 @@ class Time(Kind):
 
 @dataclass(frozen=True)
 class Day(Time):
-    """Day of a sample, its number or a moment within it: rows of one date are one day."""
+    """Column of sample days, as numbers or as times within the day: rows of one date are one day."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class TableSchema:
 
     @property
     def read(self) -> list[str]:
-        """Names of the columns that are read: those in the schema that are not ignored, and those of weights."""
+        """Names of the columns that are read: the schema's columns that are not ignored, and the columns of weights."""
         weights = (kind.weights for kind in self.of_kind(Multi).values() if kind.weights is not None)
         return list(dict.fromkeys([*self.columns, *weights]))
 
@@ -212,7 +212,7 @@ class TableSchema:
 
     @property
     def lists(self) -> dict[str, Multi]:
-        """Columns that become multi-valued fields, which follow the others."""
+        """Columns that become multi-valued fields, which follow the fields with one id a sample."""
         return self.of_kind(Multi)
 
     def list_ids(self, name: str) -> tuple[int, int]:
@@ -224,7 +224,7 @@ class TableSchema:
 
     @property
     def made(self) -> Schema:
-        """Schema of the arrays."""
+        """Schema of the arrays that are made from the columns."""
         sizes = [*(size for _, size in self.fields), *(self.list_ids(name)[1] for name in self.lists)]
         tables = list(range(len(self.fields)))
         for name, kind in self.lists.items():
@@ -235,7 +235,7 @@ class TableSchema:
 
     @property
     def weighted(self) -> bool:
-        """Whether values of any multi-valued field have weights; those of others are 1."""
+        """Whether any multi-valued field has weights for its values; fields without have weight 1."""
         return any(kind.weights is not None for kind in self.lists.values())
 
 
@@ -259,7 +259,7 @@ def _parsed(text: str, where: str, buckets: int) -> TableSchema:
 
 
 def _no_key_twice(node: yaml.Node | None, where: str) -> None:
-    """Raise ConfigError if a mapping has a key twice, of which YAML would silently take the last."""
+    """Raise ConfigError if a mapping has a key twice, as YAML would silently take the last value."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
@@ -288,7 +288,7 @@ def _kind(key: str, values: Any, buckets: int) -> Kind:
 
 
 def _complete(schema: TableSchema, where: str) -> None:
-    """Raise ConfigError if a column is lacking, or there are several of a kind of which a table has one at most."""
+    """Raise ConfigError if a required column is missing, or several have a kind that only one column may have."""
     for name, kind in (("label", Label), ("user", User), ("time or day", Time)):
         found = list(schema.of_kind(kind))
         if len(found) > 1:
@@ -305,7 +305,7 @@ def _complete(schema: TableSchema, where: str) -> None:
 
 
 def read_schema(file: SourceFile, buckets: int) -> TableSchema:
-    """Read a schema file; `buckets`: for columns without a number of their own. Raises ConfigError or DataError."""
+    """Read a schema file; `buckets`: number of ids of each column that sets none. Raises ConfigError or DataError."""
     try:
         with file.open("rb") as raw:
             data = raw.read(LARGEST_SCHEMA)

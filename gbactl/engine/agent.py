@@ -49,7 +49,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 @dataclass
 class AgentProcess:
-    """Process that this agent has started; `name`: its log's, such as W3, or W3-1 for the first successor."""
+    """Process that this agent has started; `name`: its log's name, W3, or W3-1 for the first replacement."""
 
     name: str
     process: Started
@@ -89,7 +89,9 @@ class AgentProcesses:
 
         `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
         if not NODE.fullmatch(name) or name in self.processes or self._folder is None:
-            raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
+            raise WireError(
+                f"A host cannot start {name[:20]!r}: the name is invalid or taken, or it has no log folder."
+            )
         log = self._folder / "logs" / f"{name}.log"
         place = None if seat is None else place_of(seat[0], seat[1], self._turn_counters)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
@@ -101,7 +103,7 @@ class AgentProcesses:
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a process if it exists. Raises WireError for a signal that is not in SIGNALS."""
         if number not in SIGNALS:
-            raise WireError(f"A host is asked to send signal {number}.")
+            raise WireError(f"A host is asked to send signal {number}, which is not allowed.")
         node = self.processes.get(name)
         if node is not None:
             node.process.send_signal(number)
@@ -312,7 +314,7 @@ class HostAgent:
         elif name == "piece":
             self._piece(fields)
         elif name != "pulse":
-            raise WireError(f"An agent is asked for {name[:20]!r}.")
+            raise WireError(f"An agent does not know the request {name[:20]!r}.")
 
     def _answer(self, handler: Handler, fields: dict[str, Any]) -> None:
         try:

@@ -76,7 +76,7 @@ class MessageDecoder:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > LONGEST:
-                raise WireError(f"A host's pipe announces a message of {length} bytes.")
+                raise WireError(f"A host's pipe announces a message of {length} bytes, which is too long.")
             if len(self._buffer) < _LENGTH.size + length:
                 break
             found.append(_message(bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])))
@@ -129,7 +129,7 @@ def horovod_launcher() -> tuple[Any, Any, Any]:
 
 
 def address_of_host(host: str) -> str | None:
-    """Resolve a host's name to its IPv4 address; None where only ssh knows it. Raises MissingDependencyError."""
+    """Resolve a host's name to its IPv4 address; None if only ssh knows it. Raises MissingDependencyError."""
     found: str | None = horovod_launcher()[0].resolve_host_address(host)
     return found
 

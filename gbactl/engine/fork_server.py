@@ -160,7 +160,7 @@ class ForkServer:
             raise
 
     def dense_size(self, cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequence[int | None] = ()) -> int:
-        """Have a model's dense values counted (see `dense_size`). Raises OSError if the fork server has ended."""
+        """Have the fork server count a model's dense values. Raises OSError if the fork server has ended."""
         found = self._ask({"model": dataclasses.asdict(cfg), "shape": [numeric, fields, list_targets]})
         if isinstance(found, str):
             raise ConfigError(found)
@@ -218,7 +218,7 @@ def close_fork_server() -> None:
 
 
 def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequence[int | None] = ()) -> int:
-    """Count a model's dense values where torch has been imported: in the fork server, or else in this process.
+    """Count a model's dense values in the fork server, which has imported torch, or else in this process.
 
     Raises ConfigError where the model cannot be built."""
     if "torch" not in sys.modules and (server := _own_server()):

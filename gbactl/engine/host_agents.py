@@ -290,7 +290,7 @@ def text(examined: HostFindings) -> str:
 
     network = examined.network
     if network is None:
-        raise UsageError("No line between two hosts was measured; name two hosts or more that reach each other.")
+        raise UsageError("No connection between two hosts was measured; name two hosts or more that reach each other.")
     lines = [
         f"# Measured by gbactl {__version__} doctor on {time.strftime('%Y-%m-%d')}; medians over the pairs.",
         "# Use: gbactl calibrate --network THIS_FILE",

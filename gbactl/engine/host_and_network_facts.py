@@ -58,7 +58,7 @@ IMPORT = "import importlib, sys; at = sys.argv[1].rpartition('.'); getattr(impor
 
 
 def import_error(target: str) -> str:
-    """Import MODULE.CLASS in a process of its own, and return the error; "" where there is none."""
+    """Import MODULE.CLASS in a process of its own, and return the error; "" if there is none."""
     done = subprocess.run([sys.executable, "-c", IMPORT, target], capture_output=True, text=True, check=False)
     lines = done.stderr.strip().splitlines()
     return "" if not done.returncode else lines[-1] if lines else f"exit code {done.returncode}"
@@ -112,7 +112,7 @@ class ReachabilityProbe:
     """Listener on one address that other hosts dial to test reachability and speed, until `close`."""
 
     def __init__(self, address: str, token: bytes) -> None:
-        """Listen on a free port of `address`. Raises OSError where the address cannot be bound."""
+        """Listen on a free port of `address`. Raises OSError if the address cannot be bound."""
         self.token = token
         self._open = threading.Semaphore(MOST_OPEN)
         self._listener = socket.create_server((address, 0))

@@ -81,7 +81,7 @@ class ChildProcess:
 
     @property
     def ends_run(self) -> bool:
-        """Whether a replacement would repeat a child's failure, such as one of the user's own code."""
+        """Whether a replacement would repeat a child's failure, such as an error in the user's own code."""
         return self.process.poll() == ENDS_RUN
 
     @property

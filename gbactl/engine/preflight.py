@@ -20,7 +20,7 @@ from gbactl.engine.fork_server import dense_size
 from gbactl.engine.host_and_network_facts import PACKAGES, SAME, LinkMeasurement
 from gbactl.errors import ConfigError
 from gbactl.host_limits import free_memory
-from gbactl.store.optimizers import dense_moments
+from gbactl.store.optimizer_settings import dense_moments
 
 if TYPE_CHECKING:
     from gbactl.models.dry_run import Findings
@@ -235,7 +235,7 @@ GIBI = 1 << 30
 
 
 def check_model(cfg: RunConfig, dataset: Dataset) -> Findings | None:
-    """Test a user's own model on a batch; None for a model of gbactl.
+    """Return what a dry run on one batch finds in a user's own model; None for gbactl's models.
 
     Raises ConfigError, one sentence, where the model breaks the contract."""
     if cfg.model.target is None:
@@ -246,7 +246,7 @@ def check_model(cfg: RunConfig, dataset: Dataset) -> Findings | None:
 
 
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
-    """Raise ConfigError where servers and workers on this machine need more memory than is free.
+    """Raise ConfigError if servers and workers on this machine need more memory than is free.
 
     With several hosts, preflight checks them."""
     if cfg.engine.one_host and (why := too_large(cfg, dataset, free_memory())):
@@ -254,7 +254,7 @@ def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
 
 
 def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
-    """Describe by how much rows and dense parameters exceed the free memory, and the remedy; "" where they fit.
+    """Describe by how much rows and dense parameters exceed the free memory, and the remedy; "" if they fit.
 
     `free`: free memory in bytes (0: unknown)."""
     rows = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))

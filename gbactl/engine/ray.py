@@ -33,7 +33,7 @@ START = "type `ray start --head` here and `ray start --address=HEAD:6379` on the
 
 
 class RayEngine(HostsEngine):
-    """Engine whose agents are started by Ray, one a node. cluster.hosts, where given, chooses among the nodes."""
+    """Engine whose agents are started by Ray, one a node. cluster.hosts, if given, chooses among the nodes."""
 
     not_resumed: ClassVar[tuple[str, ...]] = ("hosts", "bind")  # the cluster may have other nodes by then
     replaces_hosts: ClassVar[bool] = True
@@ -108,7 +108,7 @@ class Starter:
 
 
 def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
-    """Return Ray's options that place an actor on node `name` or, if that is dead, on one not among `others`.
+    """Return Ray's options that place an actor on node `name` or, if that is dead, on a node not among `others`.
 
     Raises ClusterError if Ray never had a node of that name."""
     live = _live(ray)
@@ -123,7 +123,7 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what has failed and why: the first line of Ray's text, and the last one, which ends a traceback."""
+    """Return what has failed and why: the first and the last line of Ray's text, which may end with a traceback."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return " ".join(dict.fromkeys([lines[0], lines[-1].strip()]))
 

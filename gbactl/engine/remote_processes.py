@@ -28,7 +28,7 @@ FAILED = 1  # exit code of a process that could not be started
 
 
 class RemoteProcess(ProcessHandle):
-    """Process on another host; `name` is that of its log (W3, W3-1), by which its agent knows it."""
+    """Process on another host; `name` is its log's name (W3, W3-1), by which its agent knows it."""
 
     pid: int = 0
 
@@ -154,7 +154,7 @@ class RemoteRunProcesses(RunProcesses):
         agents.check_imports(preflight.named_classes(cfg))
 
     def _send_data(self, agents: HostAgents) -> None:
-        """Check that hosts can take part in an all-reduce, where there is one, and send them the data."""
+        """Check that hosts can take part in an all-reduce, if there is one, and send them the data."""
         if self.cfg.collects and len(self.hosts) > 1:
             for host, report in agents.reports.items():
                 report.faults += preflight.ring(host, report.facts, report.address)
@@ -255,7 +255,7 @@ class RemoteRunProcesses(RunProcesses):
         return found
 
     def _broken_connection(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
-        """Describe the failed connection between hosts that ended a process; "" where its message names none."""
+        """Describe the failed connection between hosts that ended a process; "" if its message names none."""
         addresses = {report.address: host for host, report in self.agents.reports.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
         return preflight.broken_connection(

@@ -41,7 +41,7 @@ def counts(text: str) -> Iterator[int]:
 
 
 def run_slurm(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. Raises ConfigError where it is not installed."""
+    """Run one of Slurm's commands. Raises ConfigError if it is not installed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -68,7 +68,7 @@ def node_list(environment: Mapping[str, str]) -> str:
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the allocation's nodes. A node's slots are its tasks where these were asked for, else its CPUs.
+    """Return the allocation's nodes. A node's slots are its tasks if tasks were asked for, else its CPUs.
 
     Raises ConfigError outside an allocation."""
     done = run_slurm("scontrol", "show", "hostnames", node_list(environment))
@@ -122,7 +122,7 @@ class SlurmOptions(EngineOptions):
 
 
 class SlurmEngine(HostsEngine):
-    """Engine whose agents are started by srun, one a node. cluster.hosts, where given, chooses among the nodes."""
+    """Engine whose agents are started by srun, one a node. cluster.hosts, if given, chooses among the nodes."""
 
     Options: ClassVar[type[EngineOptions]] = SlurmOptions
     signs: ClassVar[tuple[str, ...]] = ("SLURM_JOB_NODELIST",)

@@ -28,7 +28,7 @@ class HogPlacement(NamedTuple):
 
 
 def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
-    """Return the core that each worker is pinned to; [] where workers are not pinned (see gbactl/cpu.py)."""
+    """Return the core that each worker is pinned to; [] if workers are not pinned (see gbactl/cpu.py)."""
     return sharing(plan.worker_count, available_cores()) if pinned else []
 
 
@@ -47,8 +47,8 @@ def _cores_of(cores: list[int], workers: tuple[int, ...]) -> list[int]:
     if not cores:
         cores_text = ", ".join(map(str, available_cores()))
         raise ConfigError(
-            "A hog with the key workers needs workers that are pinned to cores, which takes cluster.pin=auto and "
-            f"equally many workers, at least two, on each core; type the key cores instead, with some of: {cores_text}."
+            "A fault of kind hog with the key workers needs pinned workers: cluster.pin=auto, and the same number of "
+            f"workers, two or more, on every core; or type the key cores instead, with some of: {cores_text}."
         )
     return sorted({cores[worker] for worker in workers})
 
@@ -62,7 +62,7 @@ def _existing_cores(cores: list[int]) -> list[int]:
 
 
 def hogged(plan: FaultPlan, pinned: bool) -> frozenset[int]:
-    """Return the workers that share a core with a competing process; all workers where they are not pinned."""
+    """Return the workers that share a core with a competing process; all workers if they are not pinned."""
     if not plan.hogs:
         return frozenset()
     cores, taken = worker_cores(plan, pinned), {hog.core for hog in place(plan, pinned)}
@@ -70,7 +70,7 @@ def hogged(plan: FaultPlan, pinned: bool) -> frozenset[int]:
 
 
 class CpuHogs:
-    """Competing processes of one run. Raises ConfigError at once for a process that cannot be placed."""
+    """Processes that a fault plan starts to take CPU from workers. Raises ConfigError if one cannot be placed."""
 
     def __init__(self, plan: FaultPlan, pinned: bool) -> None:
         self.placed = place(plan, pinned)

@@ -133,7 +133,7 @@ class TimedFault(Fault):
 
 
 class NextOccurrence:
-    """Next occurrence of a fault: its `step`, or its time in `seconds`; infinity where there is none.
+    """Next occurrence of a fault: its `step`, or its time in `seconds`; infinity if there is none.
 
     `occurrences`: their number so far."""
 
@@ -394,7 +394,7 @@ def _points(path: Path, rows: Iterable[list[str]]) -> list[list[float]]:
 
 
 def with_traces(plans: Any) -> Any:
-    """Read the files of the load traces among the faults, and return the faults with them. Raises ConfigError."""
+    """Return the faults `plans`, each load trace with the points read from its file. Raises ConfigError."""
     if not isinstance(plans, list):
         return plans
     return [_filled(plan) if isinstance(plan, dict) and plan.get("kind") == "trace" else plan for plan in plans]

@@ -100,7 +100,7 @@ class FaultPlan:
 
     @property
     def hogs(self) -> list[tuple[CpuHog, tuple[int, ...]]]:
-        """Faults that start competing processes, each with its workers (none where it names cores)."""
+        """Faults that start competing processes, each with its workers (none if it names cores)."""
         pairs = zip(self.faults, self.chosen, strict=True)
         return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, CpuHog)]
 

@@ -30,7 +30,7 @@ class InstallError(GbactlError):
 
 
 def version(package: str) -> str:
-    """Return an installed package's version without importing it; "" where it is not installed."""
+    """Return an installed package's version without importing it; "" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -38,7 +38,7 @@ def single_hints() -> dict[str, Any]:
 
 
 def hints_of(group: str, source: str) -> dict[str, Any]:
-    """Return the type annotation of each key of a group, by the key's name; `source`: data source, for group `data`."""
+    """Return the type annotation of each key of a group; group `data` has the keys of the data source `source`."""
     found: dict[str, Any] = {}
 
     def add(cls: type[Any], prefix: str = "") -> None:
@@ -72,7 +72,7 @@ def hint_of(hints: dict[str, Any], group: str, name: str, key: str) -> Any:
 
 
 class FaultKey(NamedTuple):
-    """Key of a kind of fault: its meaning, its default (MISSING where it is needed), and its annotation."""
+    """Key of a kind of fault: its meaning, its default (MISSING if it is needed), and its annotation."""
 
     kind: str
     key: str
@@ -106,7 +106,7 @@ def _fault_comments() -> dict[tuple[str, str], str]:
 
 
 def names_processes(hint: Any) -> bool:
-    """Whether an annotation is that of a fault's key `workers` or `servers`."""
+    """Whether an annotation belongs to a fault's key `workers` or `servers`."""
     return Workers in get_args(hint) or hint in (Workers, Workers | None)
 
 
@@ -221,7 +221,7 @@ def _key(key: str, found: dict[str, Entry]) -> str:
 
 
 def _of_faults(key: str) -> list[str]:
-    """Explain a key of entries of faults.plans, once for all kinds of fault in which it is the same."""
+    """Explain a key of the faults in faults.plans, once for all kinds of fault in which it is the same."""
     kinds = dict[tuple[str, ...], list[str]]()
     for each in (each for kind in sorted(KINDS) for each in fault_keys(kind) if each.key == key):
         default = "needed" if each.default is dataclasses.MISSING else Entry(each.default, "").typed

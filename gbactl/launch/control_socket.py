@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gbactl.atomic_files import RESULT, replacing
+from gbactl.atomic_files import CONFIG, RESULT, replacing
 from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
-from gbactl.launch.run_dir import CONFIG, LOG, find, lock
+from gbactl.launch.run_dir import LOG, find, lock
 from gbactl.policies.policy import names
-from gbactl.switching.switch_descriptions import answer, status
+from gbactl.switching.switch_texts import answer, status
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.channel_interface import Channel
 from gbactl.wire.frames import CLOSED, Frame

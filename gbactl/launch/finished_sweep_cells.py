@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gbactl.atomic_files import read_result
+from gbactl.atomic_files import CONFIG, read_result
 from gbactl.checkpoint.folder import MANIFEST
 from gbactl.config import RunConfig, TrackingConfig, to_dict
 from gbactl.configured_classes import top_package
@@ -66,7 +66,7 @@ def _tracked_alike(path: Path, tracking: TrackingConfig) -> bool:
     """Return whether a run is tracked in the store and experiment of `tracking`; always true if that is disabled."""
     if not tracking.enabled:
         return True
-    found = TrackingConfig(**yaml.safe_load((path / run_dirs.CONFIG).read_text())["tracking"])
+    found = TrackingConfig(**yaml.safe_load((path / CONFIG).read_text())["tracking"])
     return found.enabled and (found.uri, found.experiment) == (tracking.uri, tracking.experiment)
 
 

@@ -55,7 +55,7 @@ from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import score, shown_path
-from gbactl.launch.resume import group_choices, key_of, resumed
+from gbactl.launch.resume import group_choices, overridden_key, resumed
 from gbactl.launch.sweep_parent_run import (
     SweepCallback,
     SweepOptions,
@@ -115,7 +115,7 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     if target is not None and file.get("target") != target:
         common = COMMON.get(group)
         kept = {"name", "target", "cache"} if common is None else {each.name for each in dataclasses.fields(common)}
-        kept |= {key_of(text).removeprefix(f"{group}.") for text in typed}
+        kept |= {overridden_key(text).removeprefix(f"{group}.") for text in typed}
         found = {key: value for key, value in found.items() if key in kept or key not in file}
         if found["name"] == file.get("name"):
             found["name"] = str(target).rpartition(".")[2]
@@ -151,7 +151,7 @@ def _option_file(group: str, option: str) -> dict[str, Any]:
 
 
 def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flattened defaults of all keys; for each group, those of the option that `config` has chosen.
+    """Return the flattened defaults of all keys; for each group, the defaults of the option that `config` has chosen.
 
     The name of a group's option has the default of the group."""
     found = flatten(to_dict(RunConfig()))
@@ -164,7 +164,7 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_shown_engine(overrides: Sequence[str]) -> list[str]:
-    """Replace cluster=auto, also in a sweep's list, by the engine of the surroundings, printed on standard error."""
+    """Replace cluster=auto, also in a sweep's list, by the engine detected here; print its name on standard error."""
     if not any(map(CHOSEN_AUTO.match, overrides)):
         return list(overrides)
     name = detected_engine(os.environ)
@@ -224,14 +224,7 @@ def run_hydra(
                 result = job(run, command)
                 sweep.took.append(now() - began)
             else:
-                name, path = run_name(result["mode"], run.seed, command, ineffective_keys(run)), Path(result["run_dir"])
-                print(
-                    f"{place}: {name}: AUC {score(result['auc'])}, finished before, {shown_path(path)}",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
-                adopt(result, run.tracking)
-                if as_json:
-                    print(json.dumps(result), flush=True)
+                _reuse(result, run, command, as_json)
             sweep.done += 1
             sweep.finished.append(Path(result["run_dir"]))
             return of_sweep.values_of(result) if sweep.tunes else None
@@ -274,6 +267,18 @@ def run_hydra(
         raise sweep.failed[0]
 
 
+def _reuse(result: dict[str, Any], run: RunConfig, command: CommandLine, as_json: bool) -> None:
+    """Make a finished run one of a sweep's runs instead of training it again, and print its result."""
+    name, path = run_name(result["mode"], run.seed, command, ineffective_keys(run)), Path(result["run_dir"])
+    print(
+        f"{command.place}: {name}: AUC {score(result['auc'])}, finished before, {shown_path(path)}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    adopt(result, run.tracking)
+    if as_json:
+        print(json.dumps(result), flush=True)
+
+
 def _check_options(arguments: Sequence[str]) -> None:
     """Raise UsageError for options that Hydra does not take; its parser would print its own usage."""
     said = io.StringIO()
@@ -310,7 +315,7 @@ class _Sweep:
         return not self.done and bool(self.failed) and all(isinstance(error, UsageError) for error in self.failed)
 
     def way_on(self, command: Sequence[str]) -> str:
-        """Describe how to continue a sweep that was stopped, with the number of finished runs where it is known."""
+        """Describe how to continue a sweep that was stopped, with the number of finished runs if it is known."""
         alone = self.of and not any(text.startswith("hydra/launcher=") for text in command)
         done = f"{self.done} of {self.of} runs have finished. " if alone else ""
         again = "Begin again with" if "rerun=true" in command else "Go on with"
@@ -384,10 +389,11 @@ def _cost_keys(path: Path) -> list[str]:
     except (OSError, ValueError, YAMLError) as error:
         raise UsageError(f"The cost model {path} cannot be read: {_one_line(error)}") from error
     keys = [field.name for field in dataclasses.fields(CostConfig)]
-    found = {str(key): value for key, value in values.items()} if isinstance(values, dict) else {"(none)": 0}
-    listed, unknown = ", ".join(keys), sorted(set(found) - set(keys))
+    found = {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+    unknown = sorted(set(found) - set(keys))
     if unknown or not found:
-        raise UsageError(f"{path} is no cost model: it has {', '.join(unknown) or 'no keys'}, and keys are: {listed}.")
+        problem = f"it has the unknown keys {', '.join(unknown)}" if unknown else "it has no lines KEY: VALUE"
+        raise UsageError(f"{path} is no cost model: {problem}; a cost model has the keys: {', '.join(keys)}.")
     return [f"cost.{key}={_literal(value)}" for key, value in found.items()]
 
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gbactl.atomic_files import CONFIG
 from gbactl.errors import GbactlError, UsageError
 from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
-from gbactl.launch.run_dir import CONFIG, RUNS, find
+from gbactl.launch.run_dir import RUNS, find
 from gbactl.policies.policy import names
 from gbactl.report.failures_and_slowdowns import SLOW, phase_shares, shares_of
-from gbactl.switching.switch_descriptions import answer, switch_sentence
+from gbactl.switching.switch_texts import answer, switch_sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +58,7 @@ def watch(run: str | None, uri: str | None) -> None:
 
 
 def _asked(client: ControlClient) -> Status | None:
-    """Ask for the status; None where the job has ended."""
+    """Ask the job for its status; None if it has ended."""
     try:
         return client.status()
     except GbactlError:
@@ -84,7 +85,7 @@ def line(found: Status) -> str:
 
 
 def _rate(found: Status) -> str:
-    """Format the present throughput; "-" where there is none, as in an evaluation."""
+    """Format the present throughput; "-" if there is none, as in an evaluation."""
     return "-" if found["eps"] is None else f"{found['eps']:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""Progress display of a run, its result, and the commands that its end proposes.
+"""Progress display of a run, its result, and the commands that are suggested when the run ends.
 
 On a terminal the display is one bar for the whole job, on a pipe an occasional line. In a notebook, where a run was
 started from Python, the bar is HTML that is renewed in place; it needs nothing beside IPython.
@@ -26,7 +26,7 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, TrackingConfig
 from gbactl.engine.signals import leave_terminal
 from gbactl.errors import GbactlError
-from gbactl.faults.measured_effects import fault_lines
+from gbactl.faults.measured_slowdowns import fault_lines
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class ProgressDisplay:
         self._last_text = ""
 
     def print_line(self, text: str) -> None:
-        """Print one line of text, whole: a terminal may wrap it, and it can be copied from there."""
+        """Print one line of text without breaking it: the terminal wraps it, so that a copy has no line breaks."""
         self.console.print(text, soft_wrap=True)
 
     def print_detail(self, text: str) -> None:
@@ -257,7 +257,7 @@ def duration(seconds: float) -> str:
 
 
 def score(value: float | None) -> str:
-    """Format a quality metric; None is one that labels of one class do not define."""
+    """Format a quality metric; None: it is undefined, as all labels are of one class."""
     return "undefined (labels of one class)" if value is None else f"{value:.5f}"
 
 
@@ -285,7 +285,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _network(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return summary rows on bytes sent per step, bytes in shared memory and rejected frames, where there are any."""
+    """Return summary rows on bytes sent per step, bytes in shared memory and rejected frames, if there are any."""
     found: list[tuple[str, str]] = []
     wire, refused = result.get("wire"), result.get("refused_frames")
     if wire is not None:

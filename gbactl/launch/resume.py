@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gbactl.atomic_files import CONFIG
 from gbactl.checkpoint.folder import (
     CHECKPOINTS,
     CUT,
@@ -85,7 +86,7 @@ def folder_of(name: str) -> Path:
     path = Path(name)
     if path.name == CHECKPOINTS and path.is_dir():
         return path.resolve()
-    return run_dirs.find(name, holding=run_dirs.CONFIG).resolve() / CHECKPOINTS
+    return run_dirs.find(name, holding=CONFIG).resolve() / CHECKPOINTS
 
 
 def named(arguments: Iterable[str]) -> str | None:
@@ -105,7 +106,8 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
     name = named(arguments)
     if name is None:
         return []
-    typed, files = set(map(key_of, arguments)), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
+    typed = set(map(overridden_key, arguments))
+    files = {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
     if "experiment" in typed:
         raise UsageError("resume= goes on with that run's own configuration; leave experiment= out.")
     config = find(name).last.config
@@ -123,7 +125,7 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     chain = find(str(values[KEY]))
     stored = config_at(chain)
     for text in typed:
-        key = key_of(text).replace(".options.", ".")
+        key = overridden_key(text).replace(".options.", ".")
         if text.startswith("~"):
             raise UsageError(f"resume= takes no {text}; type KEY=VALUE.")
         _take_over(stored, values, key.split("."))
@@ -136,15 +138,15 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     return stored
 
 
-def key_of(override: str) -> str:
+def overridden_key(override: str) -> str:
     """Return the key of an override, left of "="."""
     return override.lstrip("+").partition("=")[0]
 
 
 def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a stored shell command that the user has neither configured nor typed.
+    """Raise UsageError for a stored shell command or foreign class that the user has neither configured nor typed.
 
-    Its author would have it run here. `values`: the configuration from this machine's files and the typed overrides."""
+    Its author's code would run here. `values`: the configuration from this machine's files and the typed overrides."""
     for key in COMMANDS:
         group, name = key.split(".")
         given, own = stored.get(group, {}), values.get(group, {})
@@ -217,7 +219,7 @@ class StartingPoint:
         return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
-        """Return the directory of the run: that of the resumed run, or a new one."""
+        """Return the run's directory: the resumed run's, or a new one."""
         return run_of(self.chain) if self.chain is not None and self.same_run else run_dirs.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:

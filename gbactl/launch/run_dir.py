@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from gbactl.atomic_files import RESULT, ROOM, read_result, room_needed, take_room, write_result
+from gbactl.atomic_files import CONFIG, RESULT, ROOM, read_result, room_needed, take_room, write_result
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.switching.auto_controller import AUTO_FILE
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gbactl.tracking.mlflow_connection import MlflowClient
 
 RUNS = Path("runs")
-CONFIG = "config.yaml"
 FAULTS = "faults.json"
 REPORT = "report.html"
 LOG = "events.log"
@@ -61,12 +60,12 @@ def new_path(cfg: RunConfig) -> Path:
 
 
 def unused(what: str) -> Path:
-    """Return a new name for a directory in runs/: the time, `what` it is of, and six random digits."""
+    """Return a new name for a directory in runs/: the time, `what` it is for (a mode, say), and six random digits."""
     return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(3)}"
 
 
 def is_of(path: Path, cfg: RunConfig) -> bool:
-    """Return whether a run directory is of exactly this configuration."""
+    """Return whether a run directory holds exactly this configuration."""
     with suppress(OSError):
         return (path / CONFIG).read_text() == _as_yaml(cfg)
     return False
@@ -120,7 +119,7 @@ def _as_yaml(cfg: RunConfig) -> str:
 
 
 def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Write faults.json: the plans with defaults and chosen processes; no file where there are no faults.
+    """Write faults.json: the plans with defaults and chosen processes; no file if there are no faults.
 
     `injected`: the kills and hangs so far."""
     plan = cfg.fault_plan()

@@ -94,7 +94,7 @@ class FollowedJob:
         self._print()
 
     def _asked(self) -> str:
-        """Return state and nodes (or what it waits for); "" for a job that has ended."""
+        """Return the job's state, and its nodes or what it waits for; "" if it has ended."""
         done = run_slurm("squeue", "-h", "-j", self.number, "-o", "%T %R")
         if done.returncode:
             return "" if "Invalid job id" in done.stderr else f"in an unknown state: {error_text(done)}"

@@ -106,7 +106,7 @@ MOST_TRIES = 3
 
 
 class Replacements:
-    """Starts replacements of failed processes when the coordinator requests them; `say` prints a sentence."""
+    """Starter of replacements for failed processes, at the coordinator's request; `say` prints a sentence."""
 
     def __init__(self, children: RunProcesses, say: Callable[[str], None]) -> None:
         self.children, self.say = children, say

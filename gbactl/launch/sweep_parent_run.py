@@ -29,7 +29,7 @@ from gbactl.config import TrackingConfig
 from gbactl.errors import UsageError, require
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
-from gbactl.launch.resume import key_of
+from gbactl.launch.resume import overridden_key
 from gbactl.tracking.metrics_and_tags import tags_of
 from gbactl.tracking.mlflow_connection import (
     COMMAND,
@@ -74,10 +74,10 @@ class SweepOptions:
 
 
 def with_tuning(arguments: list[str]) -> list[str]:
-    """Write `objective=` as one list, which Hydra does not sweep, and add gbactl's defaults for the Optuna sweeper.
+    """Return `arguments` with `objective=` as one list, which Hydra does not sweep, and gbactl's defaults for Optuna.
 
-    They are, other than the plugin's: the better direction of each objective, trials one by one, none of which ends the
-    sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
+    The defaults are, other than the plugin's: the better direction of each objective, trials one by one, none of which
+    ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
     Raises ConfigError for an unknown objective."""
     typed = [text for text in arguments if text.startswith("objective=")]
     names = typed[-1].partition("=")[2].strip("[]").split(",") if typed else SweepOptions().objective
@@ -179,13 +179,13 @@ def close_sweeps(status: str, show: bool = False, discard: bool = False, finishe
 
 
 def parent_tags() -> dict[str, str]:
-    """Return the tag that makes a run a child of the run in GBACTL_PARENT_RUN; {} where that is not set."""
+    """Return the tag that makes a run a child of the run in GBACTL_PARENT_RUN; {} if that is not set."""
     found = os.environ.get(PARENT_RUN)
     return {PARENT: found} if found else {}
 
 
 def adopt(result: Mapping[str, Any], tracking: TrackingConfig) -> None:
-    """Make a finished run, which a sweep reuses instead of training it again, one of its runs, with its tags.
+    """Add a finished run, reused instead of trained again, to the present sweep's runs, with the sweep's tags.
 
     A run of a sweep that has finished stays that one's child."""
     run_id, parent = result.get("run_id"), os.environ.get(PARENT_RUN)
@@ -255,7 +255,7 @@ class SweepCallback(Callback):
         _renew(self.uri, self.run_id, figures=time.monotonic() - self.began > SHORT_SECONDS)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Tell the best trials of a sweep that tunes."""
+        """Store the best trials of a tuning sweep with its parent run."""
         found = Path(config.hydra.sweep.dir) / BEST
         if found.exists() and _open:
             objective = list(config.objective)
@@ -263,7 +263,7 @@ class SweepCallback(Callback):
 
 
 def _renew(uri: str, run_id: str, figures: bool) -> None:
-    """Update the comparison in a sweep's MLflow run; `run_id` is "" where the store has not answered."""
+    """Update the comparison in a sweep's MLflow run; do nothing if `run_id` is "", as the store has not answered."""
     if not run_id:
         return
     from gbactl.report.report_command import renew_sweep
@@ -294,7 +294,7 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: S
     ]
     lines = [("best trial", f"{' '.join(keys)}: {reached}") for keys, reached in zip(typed, values, strict=True)]
     varied = {*trials[0]["params"], "objective", "rerun", "run_dir"}
-    kept = [text for text in overrides if key_of(text) not in varied]
+    kept = [text for text in overrides if overridden_key(text) not in varied]
     return [*lines, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_memory_names
-from gbactl.atomic_files import RESULT, plain, room_needed, write_result
+from gbactl.atomic_files import CONFIG, RESULT, plain, room_needed, write_result
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective import check_here
 from gbactl.collective.base import Rendezvous
@@ -38,7 +38,7 @@ from gbactl.engine.signals import (
 )
 from gbactl.errors import ClusterError, NoRoomError, OwnCodeError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.measured_effects import fault_lines, fault_metrics, with_injected
+from gbactl.faults.measured_slowdowns import fault_lines, fault_metrics, with_injected
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
@@ -57,8 +57,8 @@ from gbactl.launch.sweep_parent_run import parent_tags
 from gbactl.models import dimension_mask
 from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.switching.auto_controller import AUTO_FILE
-from gbactl.switching.switch_descriptions import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.switching.switch_schedule import located
+from gbactl.switching.switch_texts import answer, legend, mode_id, modes_sentence, requested_sentence
 from gbactl.tracking.metrics_and_tags import (
     DAYS_TAG,
     ORIGIN,
@@ -106,7 +106,7 @@ def train(
     `display` shows progress and result. `trace`: write a trace of the processes' activities."""
     command = command or CommandLine()
     if trace and not cfg.engine.real:
-        raise UsageError("A trace is of real processes; type cluster=local or leave out --trace.")
+        raise UsageError("Only real processes can be traced; type cluster=local or leave out --trace.")
     for phase in cfg.possible:
         try_policy(phase)
     if cfg.engine.here and cfg.collects:
@@ -481,7 +481,7 @@ class LaunchedRun:
             warn=self.show.print_line, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
             datasets=datasets,
         )  # fmt: skip
-        self.tracked.artifact(self.run_dir / run_dirs.CONFIG)
+        self.tracked.artifact(self.run_dir / CONFIG)
 
     def _name_tags(self) -> dict[str, str]:
         """Return the MLflow tags that name the run by its modes (mlflow.runName is the displayed name)."""

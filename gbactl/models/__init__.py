@@ -55,7 +55,7 @@ def row_width(cfg: ModelConfig) -> int:
 
 
 def dimension_mask(cfg: ModelConfig, schema: Schema, names: Sequence[str]) -> NDArray[np.float32] | None:
-    """Return 1 for the values of a row that each field has, and 0 beyond its dimension, float32[fields, row width].
+    """Return a mask of each field's rows, float32[fields, row width]: 1 within the field's dimension, 0 beyond it.
 
     `names`: of the fields. Those that share an embedding table have its dimension. None where no field has one of its
     own. Raises ConfigError for a field that the data do not have, or a dimension above model.dim."""
@@ -91,7 +91,7 @@ def dense_size(cfg: ModelConfig, numeric: int, fields: int, list_targets: Sequen
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int, list_targets: Sequence[int | None] = ()) -> nn.Module:
-    """Build a model for so many numeric features and categorical fields; initial values depend on `seed` alone.
+    """Build a model for `numeric` features and `fields` categorical fields; initial values depend on `seed` alone.
 
     `list_targets`: of the multi-valued fields, which are the last ones of `fields` (see `Schema`). The constructor gets
     `model.options`, and by name what it wants of: numeric, fields, list_targets, dim, hidden, dropout, batch_norm,

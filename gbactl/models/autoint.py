@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(width) if layer_norm else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute float[samples, fields, width] from x float[samples, fields, inputs]."""
+        """Compute the attention's output, float[samples, fields, width], from x float[samples, fields, inputs]."""
         query, key, value = (
             layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )

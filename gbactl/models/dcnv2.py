@@ -46,7 +46,7 @@ class DCNv2(ClickModel):
         self.last = self.new_linear(width, 1, bias=False) if structure == "parallel" else None
 
     def terms(self, numeric: Tensor, vectors: Tensor) -> Sequence[Tensor]:
-        """Compute the logit of the MLP and, in the parallel structure, that of the cross layers."""
+        """Compute the logit of the MLP and, in the parallel structure, the logit of the cross layers."""
         values = numeric if self.bottom is None else self.bottom(numeric)
         start = torch.cat((values, vectors.flatten(1)), dim=1)
         x = start

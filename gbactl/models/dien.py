@@ -29,7 +29,7 @@ class GatedRecurrence(nn.Module):
         self.states = model.new_linear(width, 3 * width, bias=False)  # U
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Compute float[samples, longest, width] from x of this shape and the weights float[samples, longest]."""
+        """Compute the states after the items of x, both float[samples, longest, width]; `weights`: of the updates."""
         state, found = torch.zeros_like(x[:, 0]), []
         for step, weight in zip(self.inputs(x).unbind(1), weights.unsqueeze(2).unbind(1), strict=True):
             update, reset, own = step.chunk(3, 1)
@@ -49,7 +49,7 @@ class InterestEvolution(nn.Module):
         self.attention = model.new_linear(width, width, bias=False)
 
     def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        """Compute float[samples, width] from the target float[samples, width] and a padded history with its mask."""
+        """Compute the interest in `target`, both float[samples, width], from a padded history and its mask."""
         states = self.extraction(rows, mask.to(rows.dtype))
         scores = (states * self.attention(target).unsqueeze(1)).sum(2)
         evolved: Tensor = self.evolution(states, masked_softmax(scores, mask))

@@ -71,7 +71,7 @@ class ActivationUnit(nn.Module):
         self.softmax = softmax
 
     def forward(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        """Compute float[samples, width] from the target float[samples, width] and a padded history with its mask."""
+        """Compute the interest in `target`, both float[samples, width], from a padded history and its mask."""
         # the padding is left out of the MLP, and of Dice's statistics; these need two rows
         at = mask if int(mask.sum()) > 1 else torch.ones_like(mask)
         items, targets = rows[at], target.unsqueeze(1).expand_as(rows)[at]

@@ -165,7 +165,7 @@ def _check_batch(
 
 
 def _leaves(logits: Tensor) -> list[Tensor]:
-    """Return the tensors whose gradients autograd would keep: what logits were computed from."""
+    """Return the leaf tensors of autograd's graph from which logits were computed, such as parameters."""
     found, nodes, seen = list[Tensor](), [logits.grad_fn], set[Any]()
     while nodes:
         node: Any = nodes.pop()
@@ -177,7 +177,7 @@ def _leaves(logits: Tensor) -> list[Tensor]:
 
 
 def _warning_of_sigmoid(what: str, logits: Tensor) -> str:
-    """Return a warning where a sigmoid made the logits, apart from changes of their shape and type; "" elsewhere."""
+    """Return a warning if the model's last operation, apart from reshapes and casts, is a sigmoid; else ""."""
     made_by: Any = logits.grad_fn
     while made_by is not None and made_by.name().startswith(SHAPES):
         made_by = made_by.next_functions[0][0]

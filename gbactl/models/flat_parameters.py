@@ -73,7 +73,7 @@ class FlatModel:
         return spans
 
     def use(self, vector: Vector) -> bool:
-        """Use the caller's `vector` in place as the model's memory until the next `load` or `use`; False if copied.
+        """Use `vector` in place as the model's memory until the next `load` or `use`; return False if it was copied.
 
         False, and a copy, where the vector is not aligned like the model's own memory: sums would differ in bits.
         """
@@ -86,7 +86,7 @@ class FlatModel:
         return True
 
     def use_shared(self, vector: Vector) -> None:
-        """Use a vector that others read too: in place or, as a forward pass writes to buffers, a copy of it."""
+        """Use a vector that others read, too: in place, or copied if the model has buffers, to keep it unchanged."""
         if self.buffers:
             self.load(vector)
         else:
@@ -156,7 +156,7 @@ class FlatModel:
             np.copyto(self._numpy[self.params :], self._running)
 
     def keep_gradients(self, gradients: tuple[Tensor, ...]) -> None:
-        """Store the gradients of all parameters, in order, in place of those of the previous call."""
+        """Store the gradients of all parameters, in order, in place of the previous call's gradients."""
         self._gradients = gradients
 
     def listen(self, listener: Callable[[int, Tensor], None] | None) -> None:

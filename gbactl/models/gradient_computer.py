@@ -42,7 +42,7 @@ def seed_torch(key: int) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Context in which torch runs on `count` threads, on whose number the bits of a sum depend."""
+    """Context in which torch runs on `count` threads, as their number changes the last bits of sums."""
     before = torch.get_num_threads()
     if count == before:
         yield

@@ -29,7 +29,7 @@ class MaskBlock(nn.Module):
         self.drop = Dropout(model.dropout, model.masks) if model.dropout > 0 else None
 
     def forward(self, v: Tensor, x: Tensor) -> Tensor:
-        """Compute float[samples, outputs] from the vectors v float[samples, wide] and x float[samples, inputs]."""
+        """Compute the block's output, float[samples, outputs], from the fields' vectors v and the input x."""
         found = self.linear(self.mask(v) * x)
         found = torch.relu(found if self.norm is None else self.norm(found))
         return found if self.drop is None else self.drop(found)

@@ -89,7 +89,7 @@ class ListPooling:
         self._passes = equal & (seen - before == 1)
 
     def pad(self, rows: Floats, raw_fields: Sequence[int]) -> list[RawField]:
-        """Pad some fields' lists with zeros to the longest one's length, at least 1; `rows`: as scaled by `pool`.
+        """Pad some fields' lists of `rows`, as scaled by `pool`, with zeros to the longest list's length, at least 1.
 
         The values of a list stand at its beginning, in their order."""
         found: list[RawField] = []
@@ -105,7 +105,7 @@ class ListPooling:
         return found
 
     def unpool(self, gradient: Floats, out: Floats, of_raw: Sequence[Floats] = ()) -> None:
-        """Write the gradient of the values' rows, float32[values, W], from that of the pooled rows, float32[..., W].
+        """Compute the gradient of the values' rows, `out` float32[values, W], from the pooled rows' `gradient`.
 
         `of_raw`: the gradients of the padded rows of the fields that `pad` was asked for."""
         pooled = np.array(gradient, np.float32).reshape(len(self.lengths), -1)

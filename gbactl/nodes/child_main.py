@@ -96,7 +96,7 @@ def serve_forks(launcher: int) -> None:
 
 
 def _size_of(model: dict[str, Any], shape: list[Any]) -> int | str:
-    """Count a model's dense values; return the error message instead where the model cannot be built."""
+    """Count a model's dense values; return the error message instead if the model cannot be built."""
     from gbactl.errors import ConfigError
     from gbactl.models import ModelConfig, dense_size
 

@@ -17,7 +17,7 @@ from gbactl.coordinator.membership import BEAT_SECONDS, start_heartbeat
 from gbactl.coordinator.state import JournalState, writes_journal
 from gbactl.cpu import vectors
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.faults.slowdown_waits import ServerSlowdown
 from gbactl.install import version
 from gbactl.kernels.native import flush
 from gbactl.server.checkpoint_writer import saver_of

@@ -15,7 +15,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shard_specs import dense_cuts
 from gbactl.cpu import CoreAssignment
 from gbactl.data.dataset import Dataset
-from gbactl.faults.slowdown import WorkerSlowdown
+from gbactl.faults.slowdown_waits import WorkerSlowdown
 from gbactl.kernels.native import core_slots, flush
 from gbactl.models import row_width
 from gbactl.trainer.hogwild_training import ComputeThread, TrainerDense, start

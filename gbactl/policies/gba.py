@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from gbactl.checked_dataclasses import NumberOrInfinity, Share
-from gbactl.policies.async_bsp import BufferedPolicy
+from gbactl.policies.async_and_bsp import BufferedPolicy
 from gbactl.policies.policy import PolicyOptions
 
 DECAYS: dict[str, Callable[[float, float], float]] = {  # (staleness beyond iota, decay_rate) -> weight

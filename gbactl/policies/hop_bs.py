@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gbactl.checked_dataclasses import NumberOrInfinity
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 from gbactl.policies.policy import Grant, PolicyOptions
 
 

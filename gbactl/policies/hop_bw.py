@@ -30,7 +30,7 @@ class HopBwOptions(PolicyOptions):
 
 
 class HopBwPolicy(Policy):
-    """Policy of `hop_bw`: a step closes at its first (workers - backup) gradients, or those of all live workers."""
+    """Policy of `hop_bw`: a step closes at its first (workers - backup) gradients, or at all live workers' if fewer."""
 
     options: HopBwOptions
     number: ClassVar[int | None] = 5
@@ -47,7 +47,7 @@ class HopBwPolicy(Policy):
 
     def take(self, worker: int) -> Grant | None:
         """Grant a worker a batch of the newest step, at most one at a time and one per step."""
-        if worker not in self.live or self.holding[worker] or worker in self.delivered:
+        if worker not in self.live or self.leased_to(worker) or worker in self.delivered:
             return None
         batch = self._assign(worker)
         if batch is None:
@@ -108,7 +108,8 @@ class HopBwPolicy(Policy):
 
     def _last_batch(self, batch: int) -> int:
         """Compute the batch at which hand-out stops so that no step is partial; `batch` itself if no step is open."""
-        begun = self.arrived or self.reserved or any(grant.token == self.step for _, grant in self.leases.values())
+        leased = (grant for held in self.leases.values() for grant in held.values())
+        begun = self.arrived or self.reserved or any(grant.token == self.step for grant in leased)
         return batch if batch == self.next_batch and not begun else super()._last_batch(batch)
 
     def finish(self) -> list[Step]:

@@ -2,13 +2,13 @@
 
 The base has live workers, leases, re-issued batches and sample counts. Records are plain and frozen; making one costs
 about half a microsecond. A decision costs a few microseconds, whatever the number of workers; the loss of a worker
-costs a look at every lease.
+costs a look at its leases.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -108,7 +108,7 @@ class Step:
         return sum([m.samples for m in self.members])
 
     def shares(self, local_batch: int) -> tuple[float, ...]:
-        """Compute each member's samples / local batch; empty where all are full-sized."""
+        """Compute each member's samples / local batch; empty if all are full-sized."""
         found = [m.samples / local_batch for m in self.members]
         return () if found.count(1.0) == len(found) else tuple(found)
 
@@ -164,10 +164,10 @@ class Ledger:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Options that one mode has beside those of all modes; subclassed by the mode's policy."""
+    """Base of the options that a mode has in addition to the options of all modes."""
 
     def check_workers(self, workers: int) -> None:
-        """Raise ConfigError, with the key to type, where the options cannot work with this number of workers."""
+        """Raise ConfigError, with the key to type, if the options cannot work with this number of workers."""
 
 
 @dataclass
@@ -202,8 +202,8 @@ class Policy(ABC):
         self.live: set[int] = set(self.phase.workers)
         #: grows when a refused worker may be granted a batch; until then asking again is useless
         self.openings = 0
-        self.leases: dict[int, tuple[int, Grant]] = {}
-        self.holding: Counter[int] = Counter()  # worker -> number of its leases
+        #: worker -> its leases: grants of batches whose gradients are not announced yet, by batch
+        self.leases: dict[int, dict[int, Grant]] = {}
         self.reissue: deque[int] = deque()
         #: (worker, batch) settled with the last hand-out: the next batch of each, so its data can be prepared
         self.ahead: list[tuple[int, int]] = []
@@ -239,7 +239,7 @@ class Policy(ABC):
         return -(-batch // size) * size
 
     def batches_of(self, steps: int) -> int | None:
-        """Compute the number of batches that make `steps` steps; None where it is not fixed in advance."""
+        """Compute the number of batches that make `steps` steps; None if it is not fixed in advance."""
         return None
 
     #: whether what is in flight can be given up
@@ -249,10 +249,9 @@ class Policy(ABC):
         """Give up the batches in flight, which count as decayed, and end the phase. Returns the batches."""
         samples = min(self.phase.samples, self.next_batch * self.phase.local_batch)
         self.phase = replace(self.phase, samples=samples)
-        given_up = sorted({*self.leases, *self.reissue})
+        given_up = sorted({*self.reissue}.union(*self.leases.values()))
         self.ledger.decayed += sum(self.phase.size(batch) for batch in given_up)
         self.leases.clear()
-        self.holding.clear()
         self.reissue.clear()
         return given_up
 
@@ -268,17 +267,14 @@ class Policy(ABC):
 
     def leased_to(self, worker: int) -> dict[int, Grant]:
         """Grants of a worker whose gradients have not been announced, by batch."""
-        return {batch: grant for batch, (owner, grant) in self.leases.items() if owner == worker}
+        return self.leases.get(worker, {})
 
     def lost_worker(self, worker: int) -> list[int]:
         """Remove a failed worker. Returns its leased batches, which are handed out again."""
         self.live.discard(worker)
         self.openings += 1
-        back = sorted(self.leased_to(worker))
-        for batch in back:
-            del self.leases[batch]
-            self.reissue.append(batch)
-        del self.holding[worker]
+        back = sorted(self.leases.pop(worker, ()))
+        self.reissue.extend(back)
         return back
 
     def owes_batch(self, worker: int) -> bool:
@@ -302,21 +298,19 @@ class Policy(ABC):
         return batch
 
     def _lease(self, worker: int, grant: Grant) -> Grant:
-        self.holding[worker] += 1
-        self.leases[grant.batch] = (worker, grant)
+        self.leases.setdefault(worker, {})[grant.batch] = grant
         return grant
 
     def _return(self, worker: int, batch: int) -> Grant | None:
         """End a worker's lease of a batch and return its grant; None if the worker has no such lease (a duplicate)."""
-        owner, grant = self.leases.get(batch, (None, None))
-        if owner != worker or grant is None:
-            return None
-        del self.leases[batch]
-        self.holding[worker] -= 1
+        held = self.leased_to(worker)
+        grant = held.pop(batch, None)
+        if not held:
+            self.leases.pop(worker, None)
         return grant
 
     def _emit(self, step: Step) -> Step:
-        """Count a step, and return it with weights of Python, which a user's policy may have made of NumPy's."""
+        """Count a step, and return it with Python floats, as the weights of a user's policy may be NumPy's."""
         if type(step.divisor) is not float or any([type(m.weight) is not float for m in step.members]):
             members = tuple(replace(m, weight=python_number(m.weight)) for m in step.members)
             step = replace(step, members=members, divisor=python_number(step.divisor))
@@ -338,17 +332,17 @@ def refusal(samples: int) -> str:
 
 
 def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, ...]:
-    """List the modes that have a configuration file, or those of them whose policy class satisfies `such`."""
+    """List the modes that have a configuration file; with `such`, only modes whose policy class satisfies it."""
     return tuple(name for name in option_files("mode") if such(policy_class(name)))
 
 
 def policy_class(name: str, target: str | None = None) -> type[Policy]:
-    """Return the policy class of a mode: the class `target`, or else that of the mode's file. Raises ConfigError."""
+    """Return the policy class of a mode: the class `target`, or else the one in the mode's file. Raises ConfigError."""
     what = f"a policy, a subclass of {Policy.__module__}.Policy"
     found = found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
     own, options = f"mode.target={found.__module__}.{found.__qualname__}", found.Options
     lacking = " and ".join(sorted(found.__abstractmethods__))
-    advice = "write it, or derive the class from gbactl.policies.async_bsp.BufferedPolicy"
+    advice = "write it, or derive the class from gbactl.policies.async_and_bsp.BufferedPolicy"
     require(not lacking, f"{own} lacks the method {lacking} of a policy; {advice}.")
     fits = isinstance(options, type) and issubclass(options, PolicyOptions)
     require(fits, f"{own} has Options that are no subclass of {PolicyOptions.__module__}.PolicyOptions.")

@@ -56,7 +56,7 @@ class Dealer:
         )
 
     def next(self, worker: int) -> DealtBatch | None:
-        """Remove and return a worker's next batch, earlier steps first; None where the worker has none left.
+        """Remove and return a worker's next batch, earlier steps first; None if the worker has none left.
 
         Its batch lies past the end where the worker only joins in."""
         step, assigned = self._next_step.get(worker), self._assigned.get(worker)
@@ -160,7 +160,7 @@ class SyncPolicy(Policy):
         self.arrived: dict[int, dict[int, Member]] = {}
 
     def take(self, worker: int) -> Grant | None:
-        """Grant a worker its batch of its next step; an empty one (0 samples) where no data is left for the worker."""
+        """Grant a worker its batch of its next step; an empty one (0 samples) if no data is left for the worker."""
         dealt = self.dealer.next(worker)
         if dealt is None:
             return None

@@ -104,7 +104,9 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
         raise EventLogError(f"{path} holds a configuration that this gbactl does not know: {error}") from error
     _summed(cfg, cfg)
     if cfg.resume is not None:
-        raise EventLogError(f"{path} is that of a run that went on from a checkpoint; such a run cannot be replayed.")
+        raise EventLogError(
+            f"{path} is the event log of a run that was resumed from a checkpoint; such a run cannot be replayed."
+        )
     return cfg
 
 
@@ -155,7 +157,8 @@ def _check_versions(recording: Recording, record: AnnounceRecord) -> None:
     rows = record.row_versions
     if len(rows) != recording.shards or min(rows) < 0 or min(versions) < -1 or max(versions) > recording.steps:
         raise EventLogError(
-            f"{recording.path} announces batch {record.batch} from versions {versions} at step {recording.steps}."
+            f"{recording.path} announces batch {record.batch} from versions {versions}, which do not all exist at step "
+            f"{recording.steps}."
         )
 
 
@@ -170,13 +173,14 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
         _checksum(recording, fields)
     elif record.kind == event_log.SERVER:
         raise EventLogError(
-            f"{recording.path} is that of a run in which a server was lost (S{fields.get('shard')}, step "
+            f"{recording.path} is the event log of a run in which a server was lost (S{fields.get('shard')}, step "
             f"{fields.get('step')}); such a run cannot be replayed: what that server had not saved is gone."
         )
     elif record.kind == event_log.DENSE_LOST:
         raise EventLogError(
-            f"{recording.path} is that of a run in which a worker died with dense parts of step {fields.get('step')}; "
-            "such a run cannot be replayed: it is not known which of them had been summed before."
+            f"{recording.path} is the event log of a run in which a worker failed while the dense gradients of step "
+            f"{fields.get('step')} were being summed; such a run cannot be replayed: the log does not say which of "
+            "these gradients the sum contains."
         )
     elif record.kind == event_log.END:
         if fields.get("step") != recording.steps:
@@ -199,7 +203,7 @@ def _switched(recording: Recording, fields: dict[str, Any]) -> RunConfig:
         cfg = recording.cfg.in_mode(fields["mode"])
         check_switch(recording.cfg, cfg)
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise EventLogError(f"{recording.path} switches to {fields.get('mode')}, which cannot be: {error}") from error
+        raise EventLogError(f"{recording.path} has an impossible switch to {fields.get('mode')}: {error}") from error
     _summed(recording.cfg, cfg)
     return cfg
 

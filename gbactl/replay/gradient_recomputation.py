@@ -133,7 +133,7 @@ class ReplayedReplica:
         self.block.apply(total, step.divisor, lr_scale)
 
     def model_sum(self, dense_alone: bool) -> int | None:
-        """Compute the shard-independent checksum of the model; None where tables are too large."""
+        """Compute the shard-independent checksum of the model; None if tables are too large."""
         served = self.home == "servers"
         if dense_alone:
             shards: list[int | None] = [shard.dense_block().model_sum() if served else 0 for shard in self.shards]
@@ -208,7 +208,7 @@ class CapturedValues:
         self._computed: set[int] = set()  # batches computed at the current version
 
     def leave(self) -> None:
-        """Before the shards take a step, copy the current values that gradients computed later were based on."""
+        """Before the shards take a step, copy the current values from which gradients are still to be computed."""
         for shard, dense, batch in self.pulls.pulls_at(self.shards[0].version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)

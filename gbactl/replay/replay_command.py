@@ -58,7 +58,7 @@ def _rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def write_model(path: Path, cfg: RunConfig, shards: Sequence[Shard]) -> None:
-    """Write the replayed model to a file, atomically. Raises UsageError where it cannot be written."""
+    """Write the replayed model to a file, atomically. Raises UsageError if it cannot be written."""
     more = {"step": np.array(shards[0].version), "config": np.array(json.dumps(to_dict(cfg)))}
     try:
         with replacing(path) as partial, partial.open("wb") as file:
@@ -172,7 +172,7 @@ def failed(verdict: dict[str, Any]) -> bool:
 
 
 def machine_differences(logged: dict[str, Any], own: dict[str, Any]) -> list[str]:
-    """List the machine properties that differ from those in the log's header; [] where the same bits are expected."""
+    """List the machine properties that differ from the log's header; [] if the same bits are expected."""
     return [name for key, name in SAME.items() if logged[key] != own[key]]
 
 

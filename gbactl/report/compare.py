@@ -53,7 +53,7 @@ MARKS = {"eps": "*", "ne": "!"}
 
 @dataclass(frozen=True)
 class Group:
-    """One line of the report's table, with statistics over its runs.
+    """Row of the report's table, with statistics over its runs.
 
     `runs`: their MLflow ids. `marks`: warnings for the reader, as in MARKS. `against`: the key of the baseline's line
     with which it is compared. `rate`: throughput over the baseline's."""
@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Line:
-    """Runs that form one line of the report's table.
+    """Runs that form one row of the report's table.
 
     `alike`: values that a line and its baseline line must have in common. `place`: sort key.
     """
@@ -160,7 +160,7 @@ def compare(
 
 
 def last_round(runs: Sequence[Run]) -> str | None:
-    """Return the label of the last round that all finished runs have; None without one."""
+    """Return the label of the last round that all finished runs have; None if they share no round."""
     each = [{name[4:] for name in run.metrics if name[:4] == "auc/"} for run in runs if run.status == "FINISHED"]
     return max(set.intersection(*each), key=_in_order, default=None) if each else None
 
@@ -171,7 +171,7 @@ def _in_order(label: str) -> list[tuple[int, float, str]]:
 
 
 def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
-    """Replace the metrics of each run by those of one round (`label`: "day 2"), where rounds have such metrics.
+    """Replace each run's metrics by its metrics of one round (`label`: "day 2"), if rounds have them.
 
     Runs without this round keep no score. Raises UsageError if no run has the round."""
     ending, known = f"/{label}", {name.partition("/")[2] for run in runs for name in run.metrics if name[:4] == "auc/"}
@@ -181,7 +181,7 @@ def _of_round(runs: Sequence[Run], label: str) -> list[Run]:
 
 
 def _of_label(label: str, columns: Sequence[Column], named: Set[str]) -> str:
-    """Write that all columns are of one round, except those that only the whole run has; `named`: all metrics."""
+    """Write that all columns are of one round, except columns of metrics that rounds lack; `named`: all metrics."""
     of_rounds = {"decayed_percent", *(name.partition("/")[0] for name in named if name.endswith(f"/{label}"))}
     whole = [column.title for column in columns if not of_rounds & set(column.metrics)]
     but = f"; of the whole run: {', '.join(whole)}" if whole else ""
@@ -207,9 +207,9 @@ def _rounds(run: Run) -> tuple[tuple[str, Mapping[str, float]], ...]:
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
-    """Make a line of the table for every mode and configuration.
+    """Make a row of the table for every mode and configuration.
 
-    If several lines have the same mode, a second key names the differences."""
+    If several rows have the same mode, a second key names the differences."""
     members: dict[tuple[str, Key, Key], list[tuple[Run, Key]]] = defaultdict(list)
     for run, each in zip(runs, differing(runs), strict=True):
         members[value_of(run, "mode"), each.beyond, each.own].append((run, each.labels))
@@ -223,7 +223,7 @@ def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
 
 
 def _lines_by(runs: Sequence[Run], by: Sequence[str]) -> tuple[Key, list[Line]]:
-    """Make a line of the table for every combination of the values of the keys `by` (and of modes).
+    """Make a row of the table for every combination of the values of the keys `by` (and of modes).
 
     The mode becomes a further key if the given ones do not separate modes."""
     keys = tuple(key.removeprefix("params.").strip('`"') for key in by)
@@ -241,15 +241,15 @@ def _values(run: Run, keys: Key) -> Key:
 
 
 def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, ...]:
-    """Return a line's sort key: the baseline comes first.
+    """Return a row's sort key: the baseline comes first.
 
-    With `by_likeness` it comes first among the lines with the same `alike` values."""
+    With `by_likeness` it comes first among the rows with the same `alike` values."""
     first = natural_key(line.alike) if by_likeness else []
     return first, chosen is None or line.key[0] != chosen, natural_key(line.place)
 
 
 def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | None:
-    """Choose the baseline's line for the comparison with `line`; of several, the one with the most equal parameters."""
+    """Choose the baseline's row to compare `line` with; of several, the row with the most equal parameters."""
     if chosen is None or line.key[0] == chosen:
         return None
     found = [each for each in lines if each.key[0] == chosen and each.alike == line.alike]
@@ -340,18 +340,18 @@ def _baseline(lines: Sequence[Line], wanted: str | None) -> str | None:
 
 
 def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
-    """Describe in a sentence which configuration keys differ between runs of the same line."""
+    """Describe in a sentence which configuration keys differ between runs of the same row."""
     names = sorted({name for line in lines for name in mixed(line.runs)})
     if not names:
         return []
     apart = f"to tell them apart: --by {','.join((*keys, *names))}"
-    return [f"Means over {', '.join(names)} where a line has several, within a seed first; {apart}."]
+    return [f"Means over {', '.join(names)} where a row has several, within a seed first; {apart}."]
 
 
 def _group(
     line: Line, reference: Line | None, columns: Sequence[Column], free: Key, scale: Scale
 ) -> tuple[Group, Difference | None, list[str], list[ExcludedRun]]:
-    """Compute the statistics of a line, its difference to the baseline on the scale of the verdict, and its notes.
+    """Compute the statistics of a row, its difference to the baseline on the scale of the verdict, and its notes.
 
     Only the runs with a partner count, or all runs if none has one; the others are returned as left out."""
     pairs = pairs_of(line.runs, [] if reference is None else reference.runs, free)
@@ -373,14 +373,14 @@ def _group(
 
 
 def _rate(pairs: Pairs) -> Difference | None:
-    """Compute the ratio of the throughputs of paired runs; None where a run has no throughput."""
+    """Compute the ratio of the throughputs of paired runs; None if a run has no throughput."""
     if not all(run.metrics.get("eps") for run in (*pairs.ours, *pairs.theirs)):
         return None
     return paired_ratio(by_pairs(pairs, "eps"))
 
 
 def _compared_with(pairs: Pairs, line: Line, reference: Line, compared: Column) -> list[str]:
-    """Describe pairs that mix code versions, and which of the baseline's runs are in pairs, unless these are all."""
+    """Describe pairs that mix code versions, and which of the baseline's runs are in pairs if some are not."""
     said, name = list[str](), reference.key[0]
     versions = [{run.code for run in (*theirs, *ours)} - {""} for theirs, ours in pairs.both]
     if several := [each for each in versions if len(each) > 1]:
@@ -395,7 +395,7 @@ def _compared_with(pairs: Pairs, line: Line, reference: Line, compared: Column) 
 
 
 def _slow_worker(line: Line) -> list[str]:
-    """Describe the slow worker of a line's first run that has one."""
+    """Describe the slow worker in the first run of a row that has a slow worker."""
     slow = [run for run in line.runs if SLOW_WORKER in run.tags]
     return [f"{name_of(line.key)}, seed {run.seed}: {run.tags[SLOW_WORKER]}." for run in slow[:1]]
 
@@ -410,7 +410,7 @@ def _evaluated(runs: Sequence[Run]) -> list[str]:
 
 
 def _collectives(runs: Sequence[Run]) -> list[str]:
-    """Describe which all-reduce was used, on which the speed of modes with an all-reduce depends."""
+    """Name the all-reduce that each mode used, as the mode's speed depends on it."""
     found = defaultdict(set)
     for run in runs:
         if "collective.name" in run.params and not is_modelled(value_of(run, "cluster")):

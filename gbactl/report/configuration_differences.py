@@ -15,7 +15,7 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
-from gbactl.switching.switch_descriptions import each_mode, from_listed
+from gbactl.switching.switch_texts import each_mode, from_listed
 from gbactl.tracking.metrics_and_tags import ORIGIN
 from gbactl.tracking.mlflow_connection import Run
 from gbactl.tracking.run_description import MODE_TAG, rounded, short
@@ -43,7 +43,7 @@ class DifferingKeys(NamedTuple):
 
 
 def value_of(run: Run, key: str) -> str:
-    """Return a run's value of a parameter, or of a tag (tags.NAME); `-` where it has none.
+    """Return a run's value of a parameter, or of a tag (tags.NAME); `-` if it has none.
 
     `mode` is the modes run: sync>gba@day2.
     """
@@ -128,7 +128,7 @@ def _varying(found: Iterable[Settings]) -> list[str]:
 
 
 def _follows_seed(key: str, found: Iterable[Settings]) -> bool:
-    """Return whether a key is the seed, or a seed that every run has set to its own: data.seed=${seed}."""
+    """Return whether a key is the seed, or a seed that equals it in every run: data.seed=${seed}."""
     return key.rpartition(".")[2] == "seed" and all(each.get(key) == each.get("seed") for each in found)
 
 
@@ -161,7 +161,7 @@ def differing(runs: Sequence[Run]) -> list[DifferingKeys]:
 
 
 def _texts(found: Sequence[Settings]) -> dict[str, dict[str, str]]:
-    """Map the values of each key to texts for labels: short ones, with long numbers rounded if they still differ."""
+    """Map each key's values to short texts for labels; numbers are rounded unless that makes two values equal."""
     texts = dict[str, dict[str, str]]()
     for key, values in values_of(found).items():
         exact = {value: short(value) for value in values}
@@ -195,7 +195,7 @@ def _labels(
 
 
 def _name(group: str, run: Run, found: Settings) -> str:
-    """Return the name of the option that a run chose for a group of keys; "" where it has no name.
+    """Return the name of the option that a run chose for a group of keys; "" if it has no name.
 
     Fault plans typed by hand, or of an older run, have none."""
     if not any(key.startswith(f"{group}.") for key in found):
@@ -209,9 +209,9 @@ def _name(group: str, run: Run, found: Settings) -> str:
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """List the keys that differ between runs of one line.
+    """List the keys in which runs of one row of the report's table differ.
 
-    Group keys where the group's name does not tell them apart.
+    Keys of a group are listed if the group's name does not tell the runs apart.
     """
     names = {token.partition("=")[0] for each in differing(runs) for token in each.labels}
     return sorted(name for name in names if not any(each.startswith(f"{name}.") for each in names if name in LABELLED))

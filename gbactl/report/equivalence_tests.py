@@ -1,4 +1,4 @@
-"""Verdict on each line of the table: the same as the baseline, better, worse, or undecided. Pure.
+"""Verdict on each row of the table: the same as the baseline, better, worse, or undecided. Pure.
 
 Two tests on the same paired differences. Equivalence: two one-sided t tests (TOST), which reject a true difference as
 large as the margin; at 5 % the same as a 90 % interval within the margin. Difference: a paired t test with Holm's
@@ -27,7 +27,7 @@ _QUANTILES = 1000  # points of the integral over the sample deviation
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a line in words, and the p values behind it.
+    """Verdict on a row of the table in words, and the p values behind it.
 
     `kind`: SAME (by the TOST), BETTER or WORSE (by the corrected t test; HIGHER or LOWER where neither is better), or
     UNDECIDED. `p`: paired t test; `p_holm`: the same with Holm's correction; `p_same`: TOST; None where not computed.
@@ -45,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale on which the compared metric is judged.
+    """Scale on which the compared metric is tested.
 
     `better`: 1 if more is better, -1 if less is, 0 if neither. `relative`: differences are shares of the baseline's
     value. `margin`: largest difference that counts as none, on this scale; None: sameness is not tested.
@@ -57,7 +57,7 @@ class Scale:
     margin: float | None
 
     def pairs(self, pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Bring pairs of (reference, ours) to this scale."""
+        """Convert pairs of (reference, compared) values to this scale."""
         return [(1.0, ours / theirs) for theirs, ours in pairs] if self.relative else list(pairs)
 
     def write(self, value: float, sign: str = "") -> str:
@@ -110,7 +110,7 @@ def _upper(distance: float, difference: Difference) -> float:
 
 
 def planned_deviation(difference: Difference) -> float:
-    """Compute the deviation for which to plan a number of seeds: the upper confidence limit of the observed one.
+    """Compute the deviation for which to plan a number of seeds: the upper confidence limit of the observed deviation.
 
     From few seeds the observed deviation is below the true one in more than every second case, and a number of seeds
     computed from it too small (Browne 1995). Needs two pairs."""
@@ -121,7 +121,7 @@ def planned_deviation(difference: Difference) -> float:
 
 
 def power_of(seeds: int, sd: float, margin: float) -> float:
-    """Compute the probability that the TOST shows sameness with so many seeds if there is no true difference."""
+    """Compute the probability that the TOST shows sameness with `seeds` seeds if there is no true difference."""
     import numpy as np
     from scipy.stats import chi2, norm, t
 
@@ -163,7 +163,7 @@ def _fewest(power: Callable[[int], float]) -> int | None:
 
 
 def verdicts(differences: Sequence[Difference | None], scale: Scale, baseline: str) -> list[Verdict | None]:
-    """Give the verdict on each line from its difference to the baseline, on the given scale.
+    """Give the verdict on each row from its difference to the baseline, on the given scale.
 
     None for a line without a difference."""
     p_values = [None if each is None or each.n == 1 else p_of(each) for each in differences]
@@ -203,7 +203,7 @@ def _verdict(difference: Difference, scale: Scale, baseline: str, p: float, p_ho
 
 
 def _way(difference: float, better: int) -> str:
-    """Return the word for a difference: better or worse, or higher or lower where neither is better."""
+    """Return the word for a difference: better or worse, or higher or lower if neither is better."""
     if not better:
         return HIGHER if difference > 0 else LOWER
     return BETTER if difference * better > 0 else WORSE

@@ -38,7 +38,7 @@ FOR_OTHERS = ("batch", "rows", "all_reduce")  # waits that another worker may ca
 
 @dataclass(frozen=True)
 class FailureLine:
-    """Line of the failure table: one kind of failure of one process, averaged over `n` runs of a group.
+    """Row of the failure table: one kind of failure of one process, averaged over `n` runs of a group.
 
     Seconds count from the failure, or from the last sign of life where it was not injected.
     """
@@ -51,7 +51,7 @@ class FailureLine:
 
 
 def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[FailureLine]:
-    """Make the lines of the failure table for one group; none where nothing failed."""
+    """Make the rows of the failure table for one group; none if nothing failed."""
     values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for name, value in run.metrics.items():
@@ -71,7 +71,7 @@ def _order(line: tuple[str, str]) -> tuple[str, int, str]:
 
 @dataclass(frozen=True)
 class SlowdownLine:
-    """Line of the slow-down table: a worker or server (or several together), averaged over `n` runs of a group.
+    """Row of the slow-down table: a worker or server (or several together), averaged over `n` runs of a group.
 
     Slow-down factors, None where not known.
     """
@@ -96,7 +96,7 @@ class SlowdownLine:
 
 
 def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[SlowdownLine]:
-    """Make the lines of the slow-down table for one group; none where no run has faults."""
+    """Make the rows of the slow-down table for one group; none if no run has faults."""
     found = [_of(run.metrics) for run in runs]
     names = sorted({name for each in found for name in each}, key=lambda name: (name[0] != "W", int(name[1:])))
     workers, servers = ([name for name in names if name[0] == letter] for letter in "WS")
@@ -123,7 +123,7 @@ def _of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def _line(
     key: tuple[str, ...], name: str, workers: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
 ) -> SlowdownLine:
-    """Make one line of the slow-down table; a run's value is the mean over the line's workers."""
+    """Make one row of the slow-down table; a run's value is the mean over the row's workers."""
     stats = []
     for kind in SLOWDOWN_KINDS:
         values = [[each[w][kind] for w in workers if kind in each.get(w, {})] for each in found]
@@ -133,7 +133,7 @@ def _line(
 
 
 def shares_of(times: Mapping[str, float]) -> dict[str, float]:
-    """Compute the share of a process's time in each phase, from its seconds by phase; empty where it has none."""
+    """Compute the share of a process's time in each phase, from its seconds by phase; empty if it has none."""
     seconds = {phase: value for phase, value in times.items() if phase != "batches"}
     total = sum(seconds.values())
     return {phase: value / total for phase, value in seconds.items()} if total else {}

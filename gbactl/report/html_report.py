@@ -59,7 +59,7 @@ def page(
 
 
 def _drawn(report: Report, curves: Mapping[Key, Sequence[Curves]]) -> dict[str, Sequence[Curves]]:
-    """Return the curves of the report's lines by their names, in its order."""
+    """Return the curves of the report's rows, by the rows' names and in their order."""
     return {name_of(group.key): curves.get(group.key, ()) for group in report.groups}
 
 
@@ -101,7 +101,7 @@ def _table(report: Report, columns: Sequence[Any]) -> dict[str, Any]:
 
 
 def _margin(report: Report) -> float | None:
-    """Return the margin on the scale of the difference's cell; None where the margin is a share of the baseline."""
+    """Return the margin on the scale of the difference's cell; None if the margin is a share of the baseline."""
     return None if scale_of(report.columns[0], report.margin).relative else report.margin
 
 
@@ -121,7 +121,7 @@ def _intervals(found: Sequence[Difference | None], neutral: float, margin: float
 
 
 def _verdict(group: Group) -> tuple[str, str, str]:
-    """Return a verdict as (kind, short text, whole text); empty texts where there is none."""
+    """Return a verdict as (kind, short text, whole text); empty texts if there is none."""
     if (found := group.verdict) is None:
         return "", "", ""
     return found.kind, "cannot tell" if found.kind == UNDECIDED else found.kind, found.words
@@ -231,7 +231,7 @@ def _marks(name: str, number: int, runs: Sequence[Curves], field: str) -> list[R
 
 
 def _cut(found: Mapping[int, float]) -> dict[int, float]:
-    """Add the shares of the largest staleness values together, where there are many."""
+    """Add the shares of the largest staleness values together if there are many values."""
     kept = {step: share for step, share in found.items() if step < MOST_STALENESS}
     rest = sum(share for step, share in found.items() if step >= MOST_STALENESS)
     return {**kept, MOST_STALENESS: rest} if rest else kept
@@ -335,7 +335,7 @@ def _cells(run: Curves, workers: Sequence[str], end: float) -> list[tuple[str, f
 
 
 def rerun_commands(runs: Sequence[Run]) -> list[str]:
-    """List the commands that run the runs again, as a sweep where they differ in their seed alone."""
+    """List the commands that run the runs again, as a sweep if they differ in their seed alone."""
     found: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         words = tuple(shlex.split(run.command))

@@ -80,13 +80,13 @@ Key = tuple[str, ...]
 
 
 def name_of(key: Key) -> str:
-    """Return the name of a line, from its key: sync, or gba, cluster.workers=8."""
+    """Return the name of a row, from its key: sync, or gba, cluster.workers=8."""
     return ", ".join(filter(None, key))
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Result of pairing the runs of two groups: (theirs, ours) of each pair, and our runs without a partner."""
+    """Pairs of runs of two groups, as (runs of the reference, compared runs), and compared runs without a partner."""
 
     both: list[tuple[list[Run], list[Run]]]
     alone: list[Run]
@@ -98,7 +98,7 @@ class Pairs:
 
     @property
     def ours(self) -> list[Run]:
-        """Runs of the group that have a partner."""
+        """Runs of the compared group that have a partner."""
         return [run for _, ours in self.both for run in ours]
 
 
@@ -140,7 +140,7 @@ def pairs_of(runs: Sequence[Run], reference: Sequence[Run], free: Key) -> Pairs:
 
 
 def by_pairs(pairs: Pairs, metric: str) -> list[tuple[float, float]]:
-    """Return a metric of each pair of runs as (reference, ours), one pair a seed.
+    """Return a metric of each pair of runs as (reference, compared), one pair a seed.
 
     A seed's value is the mean over its configurations."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)

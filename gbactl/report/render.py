@@ -41,7 +41,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class GridColumn:
-    """Column of a rendered table: a title and one cell a line; `key`: the column identifies the line."""
+    """Column of a rendered table: a title and one cell a row; `key`: the column identifies the row."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -65,12 +65,12 @@ def grid(report: Report) -> list[GridColumn]:
 
 
 def _keys(report: Report, lines: Sequence[Group | SlowdownLine | FailureLine | TimeLine]) -> list[GridColumn]:
-    """Make the columns of the lines' keys."""
+    """Make the columns of the rows' keys."""
     return [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
 
 
 def _runs(lines: Sequence[Group | SlowdownLine | FailureLine]) -> GridColumn:
-    """Make the column of the lines' numbers of runs."""
+    """Make the column of the rows' numbers of runs."""
     return GridColumn("n", tuple(Cell(str(each.n)) for each in lines))
 
 
@@ -159,9 +159,9 @@ def answer(report: Report) -> str:
             f"{name_of(group.key)} {verdict.words}{_pace(report, group).replace(';', ',')}"
             for group, verdict in judged if verdict.kind != UNDECIDED
         ]  # fmt: skip
-        more = [f"{len(decided) - MOST_VERDICTS} more lines are decided"] if len(decided) > MOST_VERDICTS else []
+        more = [f"{len(decided) - MOST_VERDICTS} more rows are decided"] if len(decided) > MOST_VERDICTS else []
         missing = "more seeds are" if report.margin is not None else "--margin or more seeds are"
-        unsure = f"{len(judged) - len(decided)} of {len(judged)} lines are undecided, {missing} needed"
+        unsure = f"{len(judged) - len(decided)} of {len(judged)} rows are undecided, {missing} needed"
         rest = [unsure] if len(decided) < len(judged) else []
         return f"Against {report.baseline}: {'; '.join([*decided[:MOST_VERDICTS], *more, *rest])}."
     best: list[tuple[Column, Group]] = []
@@ -219,7 +219,7 @@ def sentences(report: Report) -> list[str]:
 
 
 def _verdicts(report: Report) -> list[str]:
-    """Write a sentence with the verdict on each line, and one that names the tests."""
+    """Write a sentence with the verdict on each row, and a sentence that names the tests."""
     judged = [(group, group.verdict) for group in report.groups if group.verdict]
     tested = sum(verdict.p is not None for _, verdict in judged)
     said = [f"{name_of(g.key)}: {verdict.words}{_pace(report, g)}." for g, verdict in judged if verdict.p is not None]
@@ -234,7 +234,7 @@ def _verdicts(report: Report) -> list[str]:
 
 
 def _pace(report: Report, group: Group) -> str:
-    """Format the part of a sentence about a line's throughput; "" if it is unknown or the compared metric itself."""
+    """Format the part of a sentence about a row's throughput; "" if it is unknown or is the compared metric."""
     if group.rate is None or report.columns[0].metrics == ("eps",):
         return ""
     return f"; EPS {ratio_cell(group.rate).line} times {report.baseline}'s"
@@ -412,7 +412,7 @@ def _tex_line(row: list[str]) -> str:
 
 
 def csv(report: Report) -> str:
-    """Render the report as CSV, one line a group, with unrounded numbers.
+    """Render the report as CSV, one row a group, with unrounded numbers.
 
     Numbers are means, deviations, difference, half-width and number of pairs; marks, p values and verdict follow."""
     metrics = [metric for column in report.columns for metric in column.metrics]

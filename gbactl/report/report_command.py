@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gbactl.atomic_files import RESULT
+from gbactl.atomic_files import CONFIG, RESULT
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
-from gbactl.faults.measured_effects import fault_metrics
+from gbactl.faults.measured_slowdowns import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
 from gbactl.report.configuration_differences import configuration, shown_value_of, value_of
 from gbactl.report.failures_and_slowdowns import slow_sentence
@@ -53,7 +53,7 @@ Results = dict[str, dict[str, Any]]  # result.json by run id
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of `gbactl report` on the command line, by the names that they have there."""
+    """Options of `gbactl report`, named as on the command line."""
 
     runs: Sequence[Path]
     uri: str | None
@@ -130,13 +130,13 @@ def _from_directories(options: ReportOptions) -> tuple[list[Run], Results]:
 
 
 def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
-    """Read a run and its result from its directory. Raises UsageError where its files cannot be read."""
+    """Read a run and its result from its directory. Raises UsageError if its files cannot be read."""
     import yaml
 
     try:
         result = dict(json.loads((path / RESULT).read_text(encoding="utf-8")))
-        config = dict(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
-        began = (path / "config.yaml").stat().st_mtime_ns // 1_000_000
+        config = dict(yaml.safe_load((path / CONFIG).read_text(encoding="utf-8")))
+        began = (path / CONFIG).stat().st_mtime_ns // 1_000_000
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"The run in {path} cannot be read ({error}); type another RUN.") from error
     finished = result["status"] == "FINISHED"
@@ -152,7 +152,7 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
 
 
 def run_page(path: Path) -> str:
-    """Render the HTML report of the run in a directory. Raises UsageError where its files cannot be read."""
+    """Render the HTML report of the run in a directory. Raises UsageError if its files cannot be read."""
     run, result = run_at(path)
     made = compare([run])
     curves, _ = read_curves("", [run], made, {run.run_id: result})
@@ -190,7 +190,7 @@ def send(run_dir: Path, uri: str | None, out: Say) -> None:
 def read_curves(
     uri: str, runs: Sequence[Run], report: Report, results: Mapping[str, dict[str, Any]] | None = None
 ) -> tuple[dict[Key, list[Curves]], list[str]]:
-    """Read the curves of a report's runs from their result.json, by line; also list the runs without a readable file.
+    """Read the curves of a report's runs from their result.json, by row; also list the runs without a readable file.
 
     `results`: those that were read already."""
     known, missing = results or {}, list[str]()
@@ -241,14 +241,14 @@ def renew_sweep(uri: str, run_id: str, figures: bool) -> None:
 
 
 def sweep_table(uri: str, run_id: str) -> str:
-    """Compare the finished children of a sweep's run in a table for standard output; "" where none has finished.
+    """Compare the finished children of a sweep's run in a table for standard output; "" if none has finished.
 
     Raises TrackingError."""
     return _table(_of_children(uri, run_id)[1])
 
 
 def directories_table(paths: Sequence[Path]) -> str:
-    """Compare runs by their directories as `sweep_table` does. Raises UsageError where their files cannot be read."""
+    """Compare runs by their directories as `sweep_table` does. Raises UsageError if their files cannot be read."""
     return _table(_compared([run_at(path)[0] for path in paths]))
 
 
@@ -263,7 +263,7 @@ def _of_children(uri: str, run_id: str) -> tuple[list[Run], Report | None]:
 
 
 def _compared(runs: Sequence[Run]) -> Report | None:
-    """Compare the runs of a sweep; None where none can be compared.
+    """Compare the runs of a sweep; None if none can be compared.
 
     Of runs that all go on from a base the last round alone is compared, since other figures are of the base's too."""
     label = last_round(runs) if all(ORIGIN in run.tags for run in runs) else None
@@ -272,7 +272,7 @@ def _compared(runs: Sequence[Run]) -> Report | None:
 
 
 def _verdict_words(made: Report) -> dict[str, str]:
-    """Return the words of each verdict by run."""
+    """Return the verdict in words on each run's row, by run."""
     return {run: group.verdict.words for group in made.groups if group.verdict for run in group.runs}
 
 
@@ -282,7 +282,7 @@ _TYPED = re.compile(r"(?!(?:metrics?|attributes?|attr|run)\.)([A-Za-z_][\w.]*)=(
 
 
 class Condition(NamedTuple):
-    """Condition on a configuration key or tag (tags.NAME): it has one of the values, as configured or as shown."""
+    """Condition on a key or tag (tags.NAME): its value, as configured or as reports show it, is in `values`."""
 
     key: str
     values: tuple[str, ...]
@@ -294,7 +294,7 @@ class Condition(NamedTuple):
 
 
 def conditions(where: Sequence[str]) -> tuple[list[Condition], list[str]]:
-    """Split typed filters into those of the form KEY=VALUE[,VALUE...], and those in MLflow's syntax."""
+    """Split typed filters into conditions KEY=VALUE[,VALUE...] and filters in MLflow's syntax."""
     found = [(_TYPED.fullmatch(text.strip()), text) for text in where]
     typed = [Condition(match[1].removeprefix("params."), tuple(match[2].split(","))) for match, _ in found if match]
     return typed, [text for match, text in found if not match]
@@ -317,7 +317,7 @@ def selected(
 
 
 def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
-    """Choose the runs of one sweep: the newest one, or the one whose id begins with `sweep`."""
+    """Choose the runs of one sweep: the newest sweep, or the sweep whose id begins with `sweep`."""
     parents = {parent: run.start_ms for run in runs for parent in run.sweeps}
     found = [max(parents, key=parents.__getitem__)] if parents and sweep == LAST else []
     found = found or [parent for parent in parents if parent.startswith(sweep)]

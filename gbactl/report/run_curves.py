@@ -23,7 +23,7 @@ from gbactl.report.paired_statistics import Key
 
 
 class SwitchPoint(NamedTuple):
-    """Switch of a run to another mode, after so many samples and seconds of training."""
+    """Switch of a run to another mode, after `samples` samples and `seconds` seconds of training."""
 
     mode: str
     samples: float
@@ -54,7 +54,7 @@ class Incident(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of a run of a seed over its evaluations, its training curves, staleness, switches and incidents.
+    """Curves of one run: its evaluations, training curves, staleness, switches and incidents.
 
     auc[i] was measured after samples[i] samples and seconds[i] of training and draining. `alike`: configuration that
     paired runs have in common; empty where this is the seed alone."""
@@ -163,7 +163,7 @@ class CensoredMedian:
 
 @dataclass(frozen=True)
 class TimeLine:
-    """Line of the time-to-AUC table: `reached` of `n` runs reached the AUC; median seconds and samples until then.
+    """Row of the time-to-AUC table: `reached` of `n` runs reached the AUC; median seconds and samples until then.
 
     `auc`: the AUC, as the mean over the runs."""
 
@@ -186,7 +186,7 @@ def censored_median(times: Sequence[tuple[float, bool]]) -> CensoredMedian:
 def times_to_auc(
     against: Mapping[Key, Key | None], curves: Mapping[Key, Sequence[Curves]], auc: float | None, less: float = 0.0
 ) -> tuple[TimeLine, ...]:
-    """Make the lines of the time-to-AUC table from each group's curves, for groups with a target AUC.
+    """Make the rows of the time-to-AUC table from each group's curves, for groups with a target AUC.
 
     `auc`: the same for all, or None for the last AUC, less `less`, of the paired runs in the group of the baseline,
     which `against` names for each group (None: no such group)."""

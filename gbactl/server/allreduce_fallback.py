@@ -1,4 +1,4 @@
-"""All-reduce fallback on the first server: sums gradients where the workers' ring is broken and they share no memory.
+"""All-reduce fallback on the first server: sums gradients if the workers' ring is broken and they share no memory.
 
 A round's sum is complete when all its parts are there (where every rank contributes one part: those of all live ranks),
 or as soon as a rank sends the sum that the ring had still computed. A part whose rank died before sending it
@@ -92,7 +92,8 @@ class GenerationSums:
         """Store a rank's vector f32[n] to be summed, or (part -1) only its request for the sum. Raises WireError."""
         parts = message.parts or message.ranks
         if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
-            raise WireError(f"part {message.part} of {message.parts} from rank {rank} of {message.ranks}")
+            place = f"part {message.part} of {message.parts} from rank {rank} of {message.ranks}"
+            raise WireError(f"an impossible summand: {place}")
         if self._is_current(message.generation):
             self._ranks = message.ranks
             self._absent.update(set(message.absent) & set(range(message.ranks)))
@@ -133,14 +134,16 @@ class GenerationSums:
         name = self._names.get(message.name)
         if name is None:
             if len(self._names) == NAMES:
-                raise WireError(f"more than {NAMES} names of sums")
+                raise WireError(f"the sums have more than {NAMES} names")
             name = self._names[message.name] = _Name(length)
         if length != name.length or message.number < 1:
-            raise WireError(f"round {message.number} of a sum of {length} values, not {name.length}")
+            raise WireError(
+                f"round {message.number} (of 1, 2 ...) of {message.name} has {length} values, not {name.length}"
+            )
         if message.number <= name.forgotten_up_to:
             return None
         if message.number not in name.rounds and len(name.rounds) >= OPEN:
-            raise WireError(f"round {message.number} of a sum that is not there yet")
+            raise WireError(f"round {message.number} of {message.name} begins while {OPEN} others are open")
         name.reached[rank] = max(name.reached.get(rank, 0), message.number)
         return name.rounds.setdefault(message.number, _Round())
 
@@ -185,7 +188,7 @@ class SumHandlers:
         self._register_worker(channel)
         size = 0 if message.part < 0 else message.length
         if message.length < 0 or frame.payload.size != 4 * size:
-            raise WireError(f"a part of {message.length} values with {frame.payload.size} bytes")
+            raise WireError(f"a summand of {message.length} values has {frame.payload.size} bytes")
         values = frame.payload.view(np.float32).copy() if message.part >= 0 else None
         self.sums.version = self.shard.version
         self._send_answers(self.sums.add_part(channel.peer.index, message, values))

@@ -132,7 +132,8 @@ class ShardSaver:
         """Begin to save the shard's present state. Raises WireError for an invalid order."""
         valid = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
         if not valid:
-            raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
+            order = f"a {save.kind} checkpoint {save.name} of step {save.step}"
+            raise WireError(f"{order} cannot be saved at version {self.shard.version}")
         self.give_up()
         index = self.chooser.rows(save.kind)
         self._saved_updates = self.chooser.mark_saved(index)

@@ -35,7 +35,8 @@ class EasgdHandlers:
         """Send a trainer the centre, then move the centre towards the trainer's replica by the EASGD rule."""
         value = self.shard.dense_block().value
         if frame.payload.size != value.nbytes or not 0.0 <= message.alpha <= 1.0:
-            raise WireError(f"an exchange of {frame.payload.size} bytes by {message.alpha} with {value.nbytes}")
+            found = f"{frame.payload.size} bytes and alpha {message.alpha}"
+            raise WireError(f"an exchange has {found}, not {value.nbytes} bytes and an alpha from 0 to 1")
         out = channel.reserve(value.nbytes)
         np.copyto(out.view(np.float32), value)
         if message.alpha:
@@ -48,7 +49,8 @@ class EasgdHandlers:
         block = self.shard.dense_block()
         expected = block.value.nbytes + sum(moment.nbytes for moment in block.moments.values())
         if frame.payload.size != expected or message.step < 0:
-            raise WireError(f"a replica of {frame.payload.size} bytes for a slice of {expected}")
+            found = f"{frame.payload.size} bytes and step {message.step}"
+            raise WireError(f"a replica has {found}, not {expected} bytes and a step of at least 0")
         if message.request > self._request:
             self._begin(message.request)
         if message.request == self._request:  # otherwise all trainers were asked again since

@@ -19,12 +19,12 @@ from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.checkpoint.restore import BEGINNING, chain_at, load_newest, load_shard
 from gbactl.cpu import settle_garbage
 from gbactl.errors import WireError
-from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.faults.slowdown_waits import ServerSlowdown
 from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.store.gradient_slice import GradientSlice
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
@@ -141,12 +141,12 @@ class Server:
 
     def _pull(self, channel: Channel, pull: Pull, frame: Frame) -> None:
         if frame.payload.size != 4 * pull.rows or pull.rows < 0:
-            raise WireError(f"a pull of {pull.rows} rows with {frame.payload.size} bytes")
+            raise WireError(f"a pull of {pull.rows} rows has {frame.payload.size} bytes, not {4 * pull.rows}")
         if pull.after > self.shard.version:
             # it is served while an order is handled, so an error must be found now
             index = frame.payload.view(np.int32)
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.shard.spec.local_rows:
-                raise WireError("a pull of a row that is not there")
+                raise WireError("a pull asks for a row that this shard does not have")
             self._waiting_pulls.append((channel, pull, frame))
         else:
             self._serve(channel, pull, frame)
@@ -170,10 +170,11 @@ class Server:
 
     def _push(self, channel: Channel, push: Push, frame: Frame) -> None:
         width, n = self.shard.spec.width, max(0, push.rows)
-        if push.dense < 0 or frame.payload.size != 4 * (n + n * width + push.dense):
-            raise WireError(f"a push of {n} rows with {frame.payload.size} bytes")
+        expected = 4 * (n + n * width + push.dense)
+        if push.dense < 0 or frame.payload.size != expected:
+            raise WireError(f"a push of {n} rows has {frame.payload.size} bytes, not {expected}")
         if push.dense not in (0, self.dense_size):
-            raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
+            raise WireError(f"a push has {push.dense} dense values, but this shard has {self.dense_size}")
         if push.phase > self.phase:  # to a successor, whose messages from the coordinator are still on their way
             self._early_pushes.append((channel, frame))
             return
@@ -336,7 +337,7 @@ class Server:
 
 
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
-    """Load the newest checkpoint, or else that from which the run `resumed`; return its step (BEGINNING: none)."""
+    """Load the newest checkpoint, or else the one that the run `resumed` from; return its step (BEGINNING: none)."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))
     if found is not None:
         return found.step

@@ -114,7 +114,7 @@ class VirtualCoordinator(Coordinator):
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
-        """Let `look` act between two messages, then handle the frame."""
+        """Handle a frame; before that, call `look`, which may request a switch or checkpoint."""
         if self.look is not None:
             self.look(self.core.on_launcher_request)
         super()._handle(channel, frame)

@@ -25,7 +25,7 @@ from gbactl.simulation.network import RingRounds, SimulatedRing
 from gbactl.simulation.replica_trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, State, VirtualWorker
 from gbactl.store.dense import dense_square
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.wire.messages import GradientNorms
 from gbactl.worker.worker_core import BatchInProgress, ReplicatedSteps, push_views, scale_by_weight
 
@@ -256,7 +256,7 @@ class ReplicatedDense(DensePlacement):
         self._outdated |= first
 
     def take_over(self, worker: VirtualWorker, states: list[State]) -> None:
-        """Load the dense state from the servers, perhaps that of an earlier step; all workers share one copy of it."""
+        """Load the dense state from the servers, perhaps of an earlier step; all workers share one copy of it."""
         if not self._outdated:
             return
         self._outdated = False
@@ -266,7 +266,7 @@ class ReplicatedDense(DensePlacement):
         self.steps.last_step, self._checksum = -1, (-1, ("", ""))
 
     def leave(self) -> None:
-        """Do nothing when this placement ends: the model computes with the dense vector directly, so it is kept."""
+        """Release nothing: the model still computes directly in the dense vector."""
 
 
 class TrainerDense(DensePlacement):

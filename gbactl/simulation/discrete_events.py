@@ -50,7 +50,7 @@ class EventQueue:
     def stall(self, seconds: float) -> None:
         """Stop the whole cluster for `seconds`, which delays all events. Raises ValueError below 0."""
         if not 0 <= seconds < math.inf:
-            raise ValueError(f"nobody stands still for {seconds} seconds")
+            raise ValueError(f"a stall must last a finite number of seconds, at least 0, not {seconds}")
         self.stalled += seconds
 
     @property
@@ -100,7 +100,7 @@ class SharedCores:
     def run(self, seconds: float, done: Done, *args: Any) -> None:
         """Run a job of `seconds` of core time, then call `done`."""
         if not seconds >= 0:
-            raise ValueError(f"a job of {seconds} seconds")
+            raise ValueError(f"a job must take at least 0 seconds, not {seconds}")
         self._sequence = number = self._sequence + 1
         if self._jobs:
             self._advance()
@@ -170,7 +170,7 @@ class CoreSlot:
             begin(*args)
 
     def end(self) -> None:
-        """Release the slot, and give it to the one that has waited longest."""
+        """Release the slot, and give it to the worker that has waited longest."""
         if self._waiting:
             begin, args = self._waiting.popleft()
             begin(*args)

@@ -174,7 +174,7 @@ class Network:
         return near_end
 
     def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """Make one end of a channel, lossy where the plan says so."""
+        """Make one end of a channel, a lossy one if the fault plan disturbs its messages."""
         faults = None if self.plan is None else message_faults_of(self.plan, near.peer, far.peer)
         return VirtualChannel(self, near, far) if faults is None else LossyChannel(self, near, far, faults)
 

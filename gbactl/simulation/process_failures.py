@@ -195,7 +195,7 @@ class ServerFailures:
             self.cluster.events.stall(self.spent.save(self.costs, part))
 
     def on_event(self, event: Event) -> None:
-        """Record the newest checkpoint's time and the overhead by then; count training that a rollback has undone."""
+        """Record the newest checkpoint's time and the overhead until then; add up training undone by rollbacks."""
         now = self.cluster.coordinator.context.record.seconds
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
             self._newest_save = (now, self.spent.total)
@@ -232,7 +232,7 @@ class ServerFailures:
         self._report(shard, f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})")
 
     def _state(self, shard: int) -> Shard:
-        """Make the shard that a failed server's successor would load."""
+        """Make a shard and load the newest checkpoint into it, as a failed server's successor does."""
         state, resumed = self.cluster.new_shard(shard), self.cluster.cfg.resume
         load_last(state, self.cluster.coordinator.core.checkpoints.folder, None if resumed is None else Path(resumed))
         return state

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.restore import take_over
-from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.faults.slowdown_waits import ServerSlowdown
 from gbactl.kernels.base import Floats, aligned_copy
 from gbactl.kernels.half_precision import round_here
 from gbactl.server.checkpoint_writer import ShardSaver

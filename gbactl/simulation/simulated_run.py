@@ -22,7 +22,7 @@ from gbactl.config import RunConfig, samples_of
 from gbactl.config.shard_specs import shard_spec
 from gbactl.coordinator.checkpointing import spare_bytes
 from gbactl.data.dataset import Dataset
-from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.faults.slowdown_waits import ServerSlowdown
 from gbactl.kernels import codec_of
 from gbactl.kernels.base import Floats
 from gbactl.kernels.native import flushed

@@ -97,7 +97,7 @@ class DenseTransfers:
             self.servers[shard].send(*request)
 
     def on_answer(self, shard: int, message: DenseState | Ack, frame: Frame) -> None:
-        """Record a server's answer: the dense state that it was asked for, or that it has received one."""
+        """Record a server's answer: its dense state, or the acknowledgement of a dense state sent to it."""
         self._transfer.on_answer(shard, message, frame)
         if self._transfer.done:
             self._then()
@@ -133,7 +133,7 @@ class DensePlacement:
         """Let a waiting worker continue if it has another batch of the same step."""
 
     def checksum(self) -> tuple[str, str]:
-        """Compute (checksum, model sum) of the parameters that all workers hold; empty where they hold none."""
+        """Compute (checksum, model sum) of the parameters that all workers hold; empty if they hold none."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
@@ -145,7 +145,7 @@ class DensePlacement:
         self.compute.use_own_memory()
 
     def hand_over(self) -> list[State]:
-        """Return the dense state that the servers have to be given when the run moves to them; here they have it."""
+        """Return the dense state to send to the servers when the run moves to them; [] if the servers hold it."""
         return []
 
     def add_worker(self, index: int, first: bool) -> None:

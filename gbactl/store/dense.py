@@ -15,7 +15,7 @@ import numpy as np
 from gbactl.hashes_and_random_numbers import MODULUS, row_sum
 from gbactl.kernels import load
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, float32, require
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 
 
 @dataclass(frozen=True)

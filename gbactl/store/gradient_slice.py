@@ -18,7 +18,7 @@ NO_ROWS, NO_GRADIENTS = np.empty(0, INT), np.empty((0, 0), FLOAT)
 
 @dataclass(slots=True)
 class GradientSlice:
-    """Gradient of one batch for one shard: row gradients and, where the shard holds dense parameters, dense ones.
+    """Gradient of one batch for one shard: row gradients and, if the shard holds dense parameters, dense ones.
 
     `index` int32[n]: distinct local rows. `grad` f32[n, W]. `dense`: f32 of the shard's dense slice. `release`, if
     given, is called once when the arrays are no longer needed. `touches` uint32[n]: touch count of each row when it was

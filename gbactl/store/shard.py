@@ -20,7 +20,7 @@ from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, aligned_zeros, require
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, dense_square
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import PullCounts, RowBlock, row_norms
 
 MOST_ROWS_FOR_ALL = 2_000_000
@@ -61,7 +61,7 @@ class ShardSpec:
         return self.shards if self.dense_shards is None else self.dense_shards
 
     def check(self) -> None:
-        """Raise ConfigError for more rows than all can be stepped every time."""
+        """Raise ConfigError if every step would update all rows, and they are more than MOST_ROWS_FOR_ALL."""
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
             raise ConfigError(
                 f"optim.row_l2=all updates every row in every step, and a server would hold {self.local_rows:,} rows; "
@@ -118,12 +118,12 @@ class Shard:
             self._notes.record_pull(batch, index)
 
     def pull_dense(self, out: Floats) -> None:
-        """Copy the dense slice into `out`. Raises ValueError where the shard has none, or on another shape."""
+        """Copy the dense slice into `out`. Raises ValueError if the shard has none, or `out` another shape."""
         require(out, FLOAT, self.dense_block().value.shape, "The output")
         np.copyto(out, self.dense_block().value)
 
     def dense_block(self) -> DenseBlock:
-        """Return the dense slice with its optimizer. Raises ValueError where the shard has none."""
+        """Return the dense slice with its optimizer. Raises ValueError if the shard has none."""
         if self.dense is None:
             raise ValueError("This shard holds no dense parameters.")
         return self.dense
@@ -208,8 +208,11 @@ class Shard:
         return [(staged[batch], weight) for batch, weight in order.members]
 
     def _check_row_weights(self, order: StepOrder) -> None:
-        if self._notes is None or len(order.row_weights) != len(order.members):
-            raise ValueError(f"Step {order.step} has row weights that this shard did not expect.")
+        if self._notes is None:
+            raise ValueError(f"Step {order.step} has row weights, which the run's mode does not use.")
+        if len(order.row_weights) != len(order.members):
+            counts = f"{len(order.row_weights)} row weights for {len(order.members)} gradients"
+            raise ValueError(f"Step {order.step} has {counts}.")
         if not all(weights and all(0 <= w < math.inf for w in weights) for weights in order.row_weights):
             raise ValueError(f"Step {order.step} has a row weight that is missing, negative or not finite.")
 
@@ -319,7 +322,7 @@ class Shard:
             self.dense.reset_optimizer()
 
     def dense_state(self) -> dict[str, Any]:
-        """Copy the dense slice, its moments and step. Raises ValueError where the shard has none."""
+        """Copy the dense slice, its moments and step. Raises ValueError if the shard has none."""
         return self.dense_block().state()
 
     def checksum(self) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace, aligned_zeros
 from gbactl.store.gradient_slice import GradientSlice
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 
 NORMS_SAMPLED = 32  # rows of a step whose gradient norms are reported
 
@@ -53,7 +53,7 @@ class RowBlock:
 
     @property
     def touch_counts(self) -> Any:
-        """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where that is not counted."""
+        """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None if that is not counted."""
         if self._touches is not None:
             return self._touches
         return None if self._every else self.counts

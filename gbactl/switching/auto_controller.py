@@ -194,7 +194,7 @@ class RecentValues:
 
     @property
     def values(self) -> list[float]:
-        """Values of the pairs, oldest first."""
+        """Recent values without their times, oldest first."""
         return [value for _, value in self.pairs]
 
 
@@ -240,7 +240,7 @@ class AutoSwitch:
         self.tell(self.last)
 
     def summary(self) -> dict[str, Any]:
-        """Field `auto` of result.json: number of decisions, those that led to a switch, the last one.
+        """Field `auto` of result.json: numbers of all decisions and of those with a switch, and the last decision.
 
         The file also has the decisions that a failed coordinator made."""
         decisions = list[dict[str, Any]]()

@@ -51,7 +51,8 @@ def entries(schedule: Sequence[Mapping[str, Any]]) -> list[ScheduleEntry]:
         family = _FAMILY.get(entry.unit, entry.unit)
         if entry.value <= last.get(family, 0):
             raise ConfigError(
-                f"{name(number)} starts at {entry.value:g}, not after the one before it; list them in order."
+                f"{name(number)} starts at {entry.value:g}, which is not after the entry before it; "
+                "list the entries in order."
             )
         last[family] = entry.value
     return found
@@ -108,7 +109,9 @@ def located(found: Sequence[ScheduleEntry], rows: Sequence[int]) -> list[int | N
         if point >= total:
             raise ConfigError(f"{problem}, but the run ends after {len(rows)} days or epochs, {total} samples.")
         if point <= last:
-            raise ConfigError(f"{problem}, sample {point} of the run, not after the one before it; list them in order.")
+            raise ConfigError(
+                f"{problem}, sample {point}, which is not after the entry before it; list the entries in order."
+            )
         last = point
     return points
 

@@ -376,7 +376,7 @@ def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> Non
 
 
 def status_of(run_dir: Path) -> str:
-    """Return the status in a run's result.json; KILLED where there is no result."""
+    """Return the status in a run's result.json; KILLED if there is no result."""
     status = read_result(run_dir).get("status")
     return status if status in ("FINISHED", "FAILED", "KILLED") else "KILLED"
 

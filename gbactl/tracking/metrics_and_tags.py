@@ -221,7 +221,7 @@ def git_tags(folder: Path) -> dict[str, str]:
 
 
 def user() -> str:
-    """Return the login name of the user; "unknown" where the system has none."""
+    """Return the login name of the user; "unknown" if the system has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

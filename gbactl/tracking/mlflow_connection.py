@@ -232,12 +232,12 @@ class Run:
 
     @property
     def data(self) -> str:
-        """First digits of the fingerprint of the run's data; "" where it is unknown."""
+        """First digits of the fingerprint of the run's data; "" if it is unknown."""
         return self.tags.get(CELL, "").partition("-")[2].partition("-")[0]
 
     @property
     def code(self) -> str:
-        """Code version of gbactl that the run was made with; "" where it is unknown."""
+        """Code version of gbactl that the run was made with; "" if it is unknown."""
         return self.tags.get(CELL, "").rpartition("-")[2]
 
     @property

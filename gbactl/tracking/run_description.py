@@ -247,7 +247,7 @@ def folded(command: str) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> str:
-    """Write the figures of a result as a Markdown table of one row; "" where it has none."""
+    """Write the figures of a result as a Markdown table of one row; "" if it has none."""
     found = [(title, format(result[key], form)) for title, key, form in FIGURES if result.get(key) is not None]
     stale = result.get("staleness") or {}
     if stale.get("mean") is not None:

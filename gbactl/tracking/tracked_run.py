@@ -103,7 +103,7 @@ class TrackedRun:
         self._thread.start()
 
     def opened(self, seconds: float) -> str | None:
-        """Wait for the store's first answer, and return the id of the run in it; None where it did not answer."""
+        """Wait for the store's first answer, and return the id of the run in it; None if it did not answer."""
         self._tried.wait(seconds)
         return self._delivery.run_id
 
@@ -231,6 +231,6 @@ class SystemMetrics:
 
 
 def _network() -> tuple[int, int]:
-    """Return the bytes that the machine has received and sent; zeros where it has no network interface."""
+    """Return the bytes that the machine has received and sent; zeros if it has no network interface."""
     found = psutil.net_io_counters()
     return (0, 0) if found is None else (found.bytes_recv, found.bytes_sent)

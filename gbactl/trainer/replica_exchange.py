@@ -222,7 +222,7 @@ class EasgdExchange:
             channel.send(update, out)
         self.client.wait_until(lambda: not self._slices.missing)
         if self._slices.missing:
-            raise PeerGoneError("The run was over before a replica's exchange was.")
+            raise PeerGoneError("The run ended before an exchange of replicas was complete.")
         return self._slices.centre if requests else None
 
     def _any_connected(self) -> bool:

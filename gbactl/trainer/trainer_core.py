@@ -83,7 +83,7 @@ SPACING = 1.1  # distances are taken at exchanges 1, 2, 3, ... 10, 12, 14, ...: 
 
 @dataclass
 class ExchangeStatistics(ExchangeTotals):
-    """Statistics of one trainer's exchanges. Those that it only answers, because it is `idle`, make no gap."""
+    """Statistics of one trainer's exchanges. While it is `idle`, exchanges without local steps count no gap."""
 
     gaps: Counter[int] = field(default_factory=Counter)
     idle: bool = False
@@ -143,7 +143,7 @@ class ExchangePace:
 
 
 class TrainerCore:
-    """State of one trainer. `make_block` builds its replica when first used, the same on all trainers."""
+    """State of one trainer. `make_block` builds its replica at the first use, with equal values on all trainers."""
 
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
         self.index, self._make_block = index, make_block
@@ -185,7 +185,7 @@ class TrainerCore:
         return rule
 
     def _rule_of(self, message: OpenReplicas) -> AveragingRule:
-        """Make the averaging rule of a phase; keep the previous phase's, which may have state, if it is the same."""
+        """Make the averaging rule of a phase, or keep the previous phase's equal rule, which may have state."""
         key = (message.rule, message.trainers, message.values)
         if self._all_equal or self._rule is None or self._rule[0] != key:
             block = self.replica.block

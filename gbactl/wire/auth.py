@@ -130,7 +130,7 @@ def _session(key: bytes, listener_nonce: bytes, connector_nonce: bytes) -> Sessi
 
 
 class TlsConnection(ssl.SSLSocket):
-    """TLS connection with the interface of a plain non-blocking socket: BlockingIOError where it would wait.
+    """TLS connection with the interface of a plain non-blocking socket: BlockingIOError if it would wait.
 
     Raises WireError for another certificate and for changed bytes."""
 
@@ -196,7 +196,7 @@ class TlsContexts:
         self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem)
 
     def accept(self, sock: socket.socket) -> TlsConnection:
-        """Wrap a listener's accepted socket; call `do_handshake` until it does not raise BlockingIOError."""
+        """Wrap an accepted socket in TLS; the caller repeats `do_handshake` while it raises BlockingIOError."""
         wrapped = self._listening.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         assert isinstance(wrapped, TlsConnection)
         return wrapped

@@ -51,9 +51,9 @@ class Frame:
     message: Any = None
 
     def floats(self) -> npt.NDArray[np.float32]:
-        """Copy the payload as float32[n]. Raises WireError where its size is not a multiple of 4."""
+        """Copy the payload as float32[n]. Raises WireError if its size is not a multiple of 4."""
         if self.payload.size % 4:
-            raise WireError(f"{self.payload.size} bytes are no whole number of values.")
+            raise WireError(f"A payload of {self.payload.size} bytes holds no whole number of float32 values.")
         return self.payload.view(np.float32).copy()
 
     def release(self) -> None:

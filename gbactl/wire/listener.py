@@ -46,7 +46,7 @@ def allow_descriptors() -> None:
 
 
 def local(bind: str, transport: str) -> str:
-    """Choose the address for `listen`: a Unix socket where processes of this host share memory, else `bind`."""
+    """Choose the address for `listen`: a Unix socket if processes of this host share memory, else `bind`."""
     return UNIX if transport == "shm" and bind in ("127.0.0.1", "localhost") else bind
 
 
@@ -143,7 +143,7 @@ class UnauthenticatedConnection:
 
 
 class Admission:
-    """Admission of connections to one listener, with a limit and deadlines for those not yet authenticated.
+    """Admission of connections to one listener, with a limit and deadlines for unauthenticated ones.
 
     `refuse` is called with the reason of a rejection."""
 

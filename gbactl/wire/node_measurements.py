@@ -111,7 +111,7 @@ class NodeTimes(threading.local):
 
     @contextmanager
     def activity(self, activity: int) -> Iterator[None]:
-        """Context of one activity, whose duration is added."""
+        """Context that adds its duration to the seconds of one activity."""
         began = self.clock()
         try:
             yield
@@ -140,7 +140,7 @@ class NodeTimes(threading.local):
 
 
 class ServerTimes(NodeTimes):
-    """Times of a server, summed over training: BUSY with messages and, as a part of that, in KERNELS."""
+    """Times of a server, summed over training: BUSY, handling messages, and the part of it spent in KERNELS."""
 
     names = ("messages", "kernels")
 
@@ -172,7 +172,7 @@ class TrafficCounter:
         self._sent = dict.fromkeys((*KINDS, SHARED), 0)
 
     def sent(self, message: Any, head: int, payload: int, shared: bool = False) -> None:
-        """Count a sent message: `head`: bytes of header and descriptor; `payload`: bytes on the wire or in a slot."""
+        """Count a sent message: `head`: bytes of header and descriptor; `payload`: bytes sent or in shared memory."""
         if not self.training:
             return
         counters = self._sent

@@ -108,11 +108,11 @@ class ServerSums(FaultTolerantCollective):
         if round_.total is None:
             if self._assignment is not None:
                 raise InterruptedSum
-            raise PeerGoneError("The run was over before a sum was.")
+            raise PeerGoneError("The run ended before a sum of gradients was complete.")
         np.copyto(handle.buffer, round_.total)
 
     def confirm_sum(self, handle: _Handle) -> bool:
-        """Record the ring's sum of a round; return False where the server's sum replaces the ring's."""
+        """Record the ring's sum of a round; return False if the server's sum replaces the ring's."""
         with self._lock:
             if not self._fallback_active and handle.round.total is None:
                 handle.round.total = self._copy(handle.buffer)
@@ -177,7 +177,7 @@ class ServerSums(FaultTolerantCollective):
             round_ = self._current_rounds.get(message.name)
             if round_ is not None and (message.generation, message.number) == (self._generation, round_.number):
                 if frame.payload.size != 4 * round_.length:
-                    raise WireError(f"S{shard} made a sum of {frame.payload.size} bytes.")
+                    raise WireError(f"S{shard} sent a sum of {frame.payload.size} bytes, not {4 * round_.length}.")
                 if round_.total is None:
                     round_.total = self._copy(frame.payload.view(np.float32))
             frame.release()

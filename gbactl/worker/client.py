@@ -318,7 +318,7 @@ class WorkerClient:
     def _shard_of(self, shard: int | None) -> int:
         """Return the shard whose server sent an answer. Raises WireError if the coordinator sent it."""
         if shard is None:
-            raise WireError("The coordinator answers for a server.")
+            raise WireError("The coordinator sent an answer that only a server may send.")
         return shard
 
     def _on_closed(self, shard: int | None) -> None:

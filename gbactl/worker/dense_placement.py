@@ -22,7 +22,7 @@ from gbactl.hashes_and_random_numbers import digest
 from gbactl.kernels import codec_of
 from gbactl.models.flat_parameters import FlatModel
 from gbactl.store.dense import Cut, DenseBlock, dense_square, nonempty_slices
-from gbactl.store.optimizers import due
+from gbactl.store.optimizer_settings import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
 from gbactl.wire.node_measurements import ALL_REDUCE
@@ -64,7 +64,7 @@ class DensePlacement(ABC):
         """Load the dense parameters for a batch into the model."""
 
     def checksum(self) -> tuple[str, str]:
-        """Compute (checksum, model sum) of this worker's dense parameters; empty where the servers hold them."""
+        """Compute (checksum, model sum) of this worker's dense parameters; empty if the servers hold them."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
@@ -119,7 +119,7 @@ class ServedDense(DensePlacement):
                 self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
 
     def _hold(self, item: BatchInProgress, frame: Frame) -> None:
-        """Keep the received frame whose memory the model uses, and release that of the previous batch."""
+        """Keep the received frame whose memory the model uses, and release the previous batch's frame."""
         item.frame_in_use = frame
         if self._held is not None:
             self._held.release()
@@ -281,7 +281,7 @@ class SyncRecovery:
         client.on_next_batch = self._more_comes
 
     def begin(self, item: BatchInProgress) -> bool:
-        """Tell the collective a batch's index in its step's gradient sum.
+        """Tell the collective which summand of its step's gradient sum a batch is.
 
         Returns False where the dense step is applied already, and only the batch's row gradients are missing."""
         token, place = item.grant.token, self.steps.index_in_sum(item)

@@ -18,7 +18,8 @@ from gbactl.checkpoint.remaining_samples import Ranges, decode_ranges, ranges_wi
 from gbactl.config import RunConfig
 from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
-from gbactl.faults.slowdown import WorkerSlowdown
+from gbactl.faults.slowdown_waits import WorkerSlowdown
+from gbactl.hashes_and_random_numbers import GOLDEN, MASK64
 from gbactl.kernels import load
 from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.models import row_width
@@ -41,14 +42,15 @@ from gbactl.worker.dense_placement import DensePlacement, Placements
 from gbactl.worker.worker_core import BatchInProgress, Question
 
 SLICE_MS = 20.0  # about one batch
-_MIX = 0x9E3779B97F4A7C15
 
 
-def key_of(*parts: int) -> int:
-    """Mix integers (seed, epoch, ...) to a 63-bit key: the same on all machines, different for different integers."""
+def training_key(*parts: int) -> int:
+    """Mix integers (seed, epoch, ...) to a 63-bit key of the shuffling of samples or of dropout.
+
+    It is the same on all machines, and different for different integers."""
     state = 0
     for part in parts:
-        state = ((state ^ (part & 0xFFFFFFFFFFFFFFFF)) * _MIX + 0x632BE59BD9B4E019) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (part & MASK64)) * GOLDEN + 0x632BE59BD9B4E019) & MASK64
         state ^= state >> 29
     return state >> 1
 
@@ -58,7 +60,7 @@ def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
     start = batch * phase.local_batch
     where = ranges_within(decode_ranges(phase.first_sample, phase.samples, phase.ranges), start, 1)
     position = where[0][0] if where else phase.first_sample + start
-    return key_of(seed, phase.epoch, phase.split, position // phase.local_batch)
+    return training_key(seed, phase.epoch, phase.split, position // phase.local_batch)
 
 
 class MappedBatchSource:
@@ -78,7 +80,7 @@ class MappedBatchSource:
         assert self.phase is not None and self.split is not None
         where = ranges_within(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.cfg.train.shuffle and self.phase.training:
-            key = key_of(self.cfg.seed, self.phase.epoch, self.phase.split)
+            key = training_key(self.cfg.seed, self.phase.epoch, self.phase.split)
             found = [permuted(low, high, self.split.rows, key) for low, high in where]
             batch = self.split.take(found[0] if len(found) == 1 else np.concatenate(found))
         elif len(where) == 1:
@@ -132,7 +134,7 @@ class BatchComputer:
         return values.reshape(rows.rows, self.width)
 
     def _embed(self, item: BatchInProgress) -> Floats:
-        """Gather the embedding rows of every id of the batch, and pool those of lists, float32[B, fields, W]."""
+        """Gather the embedding row of every id of the batch, and pool the rows of lists, float32[B, fields, W]."""
         ids, jagged = item.batch.ids, item.batch.jagged
         total = len(item.unique.inverse)
         self._emb = with_room(self._emb, total)
@@ -146,7 +148,7 @@ class BatchComputer:
         return np.concatenate([emb[: ids.size].reshape(*ids.shape, self.width), pooled], 1)
 
     def _of_ids(self, gradient: Floats) -> Floats:
-        """Expand the gradient of the model's fields to the gradient of the row of every id of the batch."""
+        """Expand the gradient of the model's fields to row gradients, one for every id of the batch."""
         if self._lists is None:
             return gradient
         columns = self.schema.columns

@@ -113,7 +113,7 @@ class Intruder:
         c, rng = self.coordinator, self.rng
         said = message(rng, tuple(c._handlers)) if rng.random() < 0.9 else message(rng)
         peer, now = channel.peer, c.context.training
-        leases = [0] if now is None else [*now.policy.leases, 0]
+        leases = [0] if now is None else [*set[int]().union(*now.policy.leases.values()), 0]
         likely = {
             "worker": peer.index, "shard": peer.index, "number": peer.index, "role": peer.role, "node": str(peer),
             "phase": c.context.phase_number, "batch": rng.choice(leases), "step": c.context.step_now,

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -14,54 +15,64 @@ from gbactl.wire import frames
 from gbactl.wire.messages import MESSAGES, kind_of, pack
 from gbactl.wire.socket_channel import ATTACH, ATTACHED
 
+Draw = Callable[[random.Random], Any]
 NUMBERS = (0, 1, -1, 2, 7, 255, 1 << 16, -(1 << 31), (1 << 31) - 1, 1 << 40, (1 << 62) - 1, 1 << 62, -(1 << 63))
+REPRESENTABLE = NUMBERS[:11]  # in an Integer of a message
 REALS = (0.0, -1.0, 0.5, 1e300, -1e-300, float("inf"), float("-inf"), float("nan"))
 TEXTS = ("", "gba", "../../etc/passwd", "W0", "\x00", "ä" * 40, "cut-000001")
 LENGTHS = (0, 1, 3, 4, frames.MAX_DESCRIPTOR - 1, frames.MAX_DESCRIPTOR + 1, (1 << 32) - 1)
 PAYLOADS = (0, 1, 5, 1 << 20, frames.MAX_PAYLOAD, frames.MAX_PAYLOAD + 1, (1 << 64) - 1)
 
 
-def hints_of(cls: type[Any]) -> list[Any]:
-    """Types of a class's fields, with the bounds of numbers."""
-    return list(typing.get_type_hints(cls, include_extras=True).values())
+def draws_of(cls: type[Any]) -> list[Draw]:
+    """Functions that draw the values of a class's fields."""
+    return [draw_of(hint) for hint in typing.get_type_hints(cls, include_extras=True).values()]
 
 
-HINTS = {cls: hints_of(cls) for cls in MESSAGES}
-
-
-def value_of(kind: Any, rng: random.Random) -> Any:
-    """Something of a field's type."""
+def draw_of(kind: Any) -> Draw:
+    """Make the function that draws something of a field's type: a type is looked at once, not for each value."""
+    if kind in PLAIN:
+        return PLAIN[kind]
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
-        least = kind.__metadata__[0].ge
-        return rng.choice([each for each in (*NUMBERS[:11], rng.randrange(100)) if least is None or each >= least])
-    if origin is tuple:
-        inside, *more = typing.get_args(kind)
-        kinds = [inside] * rng.choice((0, 1, 3)) if more == [...] else [inside, *more]
-        return tuple(value_of(each, rng) for each in kinds)
-    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
-        return kind(*(value_of(each, rng) for each in hints_of(kind)))
-    if origin is types.UnionType:
-        return value_of(rng.choice(typing.get_args(kind)), rng)
-    if origin is list:
-        return [value_of(typing.get_args(kind)[0], rng) for _ in range(rng.choice((0, 1, 2, 5)))]
+        least = kind.__metadata__[0].ge  # None or 0
+        return number_of(tuple(each for each in REPRESENTABLE if least is None or each >= least))
     if origin is dict:
-        keys, values = typing.get_args(kind)
-        inside = int if values is Any else values
-        return {value_of(keys, rng): value_of(inside, rng) for _ in range(rng.choice((0, 1, 3)))}
-    if kind is bool:
-        return rng.random() < 0.5
-    if kind is int:
-        return rng.choice((*NUMBERS[:11], rng.randrange(100)))
-    if kind is float:
-        return rng.choice(REALS)
-    return rng.randbytes(rng.choice((0, 1, 20))) if kind is bytes else rng.choice(TEXTS)
+        keys, values = map(draw_of, typing.get_args(kind))
+        return lambda rng: {keys(rng): values(rng) for _ in range(rng.choice((0, 1, 3)))}
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        fields = draws_of(kind)
+        return lambda rng: kind(*[draw(rng) for draw in fields])
+    draws = [draw_of(each) for each in typing.get_args(kind) if each is not ...]
+    if origin is types.UnionType:
+        return lambda rng: rng.choice(draws)(rng)
+    if origin is list:
+        return lambda rng: [draws[0](rng) for _ in range(rng.choice((0, 1, 2, 5)))]
+    if typing.get_args(kind)[1:] == (...,):
+        return lambda rng: tuple(draws[0](rng) for _ in range(rng.choice((0, 1, 3))))
+    return lambda rng: tuple(draw(rng) for draw in draws)
+
+
+def number_of(numbers: tuple[int, ...]) -> Draw:
+    """Make a function that draws one of some numbers, or a small one."""
+    return lambda rng: rng.choice((*numbers, rng.randrange(100)))
+
+
+PLAIN: dict[Any, Draw] = {
+    bool: lambda rng: rng.random() < 0.5,
+    int: number_of(REPRESENTABLE),
+    Any: number_of(REPRESENTABLE),
+    float: lambda rng: rng.choice(REALS),
+    bytes: lambda rng: rng.randbytes(rng.choice((0, 1, 20))),
+    str: lambda rng: rng.choice(TEXTS),
+}
+DRAWS = {cls: draws_of(cls) for cls in MESSAGES}
 
 
 def message(rng: random.Random, kinds: tuple[type[Any], ...] = MESSAGES) -> Any:
     """A message with a value of the right type in every field."""
     cls = rng.choice(kinds)
-    return cls(*(value_of(hint, rng) for hint in HINTS[cls]))
+    return cls(*[draw(rng) for draw in DRAWS[cls]])
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:

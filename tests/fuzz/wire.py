@@ -25,7 +25,7 @@ import numpy as np
 from gbactl.errors import WireError
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import auth, frames, socket_channel
 from gbactl.wire.auth import Peer

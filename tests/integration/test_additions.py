@@ -195,7 +195,7 @@ def test_a_killed_run_of_theirs_is_resumed_where_the_package_is_named(own: Launc
 
 LATE = """
 import torch
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 
 class Model(torch.nn.Module):
     seen = 0

@@ -206,16 +206,6 @@ def children_on(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_taken_port_is_explained() -> None:
-    from gbactl.tracking.mlflow_ui import serve
-
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        with pytest.raises(UsageError, match="type --port"):
-            serve(None, holder.getsockname()[1], print)
-
-
 def test_a_server_has_a_ui_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     from gbactl.tracking.mlflow_ui import serve
 

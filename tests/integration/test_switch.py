@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,19 +254,3 @@ def test_a_hung_worker_is_given_up_and_does_not_keep_a_switch(launcher: Launcher
     samples = result["samples"]
     assert samples["read"] == samples["trained"] + samples["decayed"] == 20000 and samples["decayed"] > 0
     assert launched.left_behind() == []
-
-
-@pytest.mark.beside
-def test_nobody_without_the_key_controls_a_run(launcher: Launcher, tmp_path: Path) -> None:
-    launched = launcher.start(*LONG, "mode=gba")
-    launched.training()
-    door = launched.run_dir / "control.json"
-    fields = json.loads(door.read_text())
-    forged = tmp_path / "forged"
-    forged.mkdir()
-    (forged / "config.yaml").write_text("cluster: {name: local}\n")
-    (forged / "control.json").write_text(json.dumps({**fields, "key": "00" * 32}))
-    done = switch(launcher, "--run", str(forged), "--to", "bsp")
-    assert done.returncode == 2 and "is not running" in done.stderr
-    assert said(switch(launcher, "--run", str(launched.run_dir), "--status", "--json"))["mode"] == "gba"
-    stopped(launched)

@@ -12,7 +12,7 @@ from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, writ
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.server.checkpoint_writer import RowChooser, ShardSaver
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 
 POSITION: dict[str, Any] = {

@@ -33,7 +33,7 @@ from gbactl.policies.policy import Decision, Drop, Grant, Phase, Policy, make
 from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
 from gbactl.simulation.gradient_compute import answer_of
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.optimizers import factor
+from gbactl.store.optimizer_settings import factor
 from gbactl.wire.messages import BeginPhase
 from gbactl.worker.worker_core import BatchInProgress
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +43,24 @@ def while_polling(hub: Any, act: Callable[[], Any]) -> tuple[Any, list[tuple[Any
     finally:
         done.set()
         thread.join(SECONDS)
+
+
+def dial(hub: SocketHub) -> socket.socket:
+    """A raw connection to a hub's listener."""
+    host, port = hub.address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=SECONDS)
+
+
+def authenticated(sock: socket.socket, hub: SocketHub) -> auth.SessionKeys:
+    """Have a raw connection prove that it is WORKER and knows the run's key."""
+
+    def go() -> auth.SessionKeys:
+        hello, mine = sock.recv(auth.GREETING.size, socket.MSG_WAITALL), auth.nonce()
+        sock.sendall(auth.answer(KEY, hello, WORKER, mine))
+        return auth.confirm(KEY, hello, mine, sock.recv(auth.PROOF_BYTES, socket.MSG_WAITALL), SERVER)
+
+    keys: auth.SessionKeys = while_polling(hub, go)[0]
+    return keys
 
 
 class Pair:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.gba import GbaPolicy
 from gbactl.policies.policy import Decision, Grant
 
@@ -32,7 +32,7 @@ class LockStep(BufferedPolicy):
             return None
         self.turns[worker] += 1
         grant = dataclasses.replace(grant, after=self.phase.first_step + grant.batch // self.size)
-        self.leases[grant.batch] = (worker, grant)
+        self.leases[worker][grant.batch] = grant
         return grant
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import ShardRelocated, Stop

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gbactl import configured_classes
-from gbactl.policies import async_bsp, gba
+from gbactl.policies import async_and_bsp, gba
 from gbactl.server.shard_server import Server
+from tests.support import small_data
 from tests.support.lock_step import LockStepAsync, LockStepGba
+from tests.support.thread_cluster import ThreadCluster
 
 
 @pytest.fixture(autouse=True)
@@ -36,4 +39,16 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `gba` and `async` run in lock-step."""
     monkeypatch.setattr(gba, "GbaPolicy", LockStepGba)
-    monkeypatch.setattr(async_bsp, "AsyncPolicy", LockStepAsync)
+    monkeypatch.setattr(async_and_bsp, "AsyncPolicy", LockStepAsync)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A day to train on, whose 1,500 samples are no multiple of a batch, and one to evaluate on."""
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 1500)
+
+
+@pytest.fixture
+def cluster(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadCluster:
+    """A cluster of threads that trains on `data`."""
+    return ThreadCluster(data, tmp_path, monkeypatch)

@@ -19,7 +19,7 @@ from gbactl.policies.policy import policy_class
 
 POLICY = """
 from dataclasses import dataclass
-from gbactl.policies.async_bsp import BspPolicy
+from gbactl.policies.async_and_bsp import BspPolicy
 from gbactl.policies.policy import PolicyOptions
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def test_gbactls_own_targets_are_not_written_so_that_runs_keep_their_hash(tmp_pa
 
 
 def test_the_number_of_a_mode_is_not_inherited() -> None:
-    from gbactl.switching.switch_descriptions import mode_id
+    from gbactl.switching.switch_texts import mode_id
 
     found: Any = policy_class("mine", "own_parts.Pairs")
     assert mode_id("bsp") == 3 and mode_id("mine") is None and "number" not in vars(found)

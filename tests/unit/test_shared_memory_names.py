@@ -6,7 +6,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from gbactl import shared_memory_names
 from gbactl.collective.shared_memory import SharedMemoryCollective
+from tests.support.processes import wait_for
 
 STRANGE = "import os; os.getpid = lambda: 4194300; "  # as in a pid namespace of its own: a number that nobody has here
 SEGMENT = "from gbactl.wire.shared_memory import create; made = create(4096, 4096); print(made[0].name, flush=True)"
@@ -61,17 +61,12 @@ def test_what_a_living_process_made_stays_until_it_is_dead(made: str, before: tu
     finally:
         owner.kill()
         owner.communicate()
-    _until_gone(path)
 
-
-def _until_gone(path: Path) -> None:
-    """A namespace's processes end a moment after the one that made it."""
-    for _ in range(500):
+    def gone() -> bool:
         shared_memory_names.sweep()
-        if not path.exists():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path} is still there")
+        return not path.exists()
+
+    wait_for(gone, 20)  # a namespace's processes end a moment after the one that made it
 
 
 def test_a_folder_that_ranks_make_again_is_held_by_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

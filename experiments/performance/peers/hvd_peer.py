@@ -5,8 +5,7 @@
 The dense parameters are those of gbactl's model under hvd.DistributedOptimizer(torch.optim.Adam). The tables are
 nn.Embedding(sparse=True) under hvd.DistributedOptimizer(torch.optim.SparseAdam): for sparse gradients
 Horovod gathers every rank's (index, value) pairs, and every rank holds and updates whole tables. Horovod has
-its own defaults (tensor fusion on, a cycle of 1 ms) unless `--cycle-ms` is given. Prints the samples
-per second of all processes together.
+its own defaults (tensor fusion on, a cycle of 1 ms). Prints the samples per second of all processes together.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--cycle-ms", type=float, default=1.0)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     from plain_loop import prepared
@@ -78,7 +76,7 @@ def main() -> None:
     path, size = prepared(options.overrides), options.processes
     with (
         tempfile.TemporaryDirectory(prefix="gbactl-hvd-") as folder,
-        open_rendezvous("horovod", size, Path(folder), cycle_time_ms=options.cycle_ms) as meeting,
+        open_rendezvous("horovod", size, Path(folder), cycle_time_ms=1.0) as meeting,
     ):
         given = [
             (path, options.overrides, r, size, options, {**meeting.environment(r), **DEFAULTS}) for r in range(size)

@@ -4,10 +4,9 @@
 
 One server process, `--workers` worker processes, loopback. Same model, data, distinct rows, row and dense
 kernels as gbactl. The rows of the next batch are pulled while one computes, pushes do not block, the
-server holds a lock only around its kernels. `--messages one` puts push(t) and pull(t+2) into one
-call, `two` (default: as fast or faster) keeps them apart. `wait` is the parameter server of torch's own tutorial:
-one blocking call a batch pushes the gradient and pulls the next parameters, and nothing is in flight while a worker
-computes. Prints the samples per second of all workers together.
+server holds a lock only around its kernels. `--wait` is the parameter server of torch's own tutorial: one blocking
+call a batch pushes the gradient and pulls the next parameters, and nothing is in flight while a worker computes.
+Prints the samples per second of all workers together.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from process_group import rates  # noqa: E402  (a script of the parent folder, not a package)
 
-SERVER = "server"
+SERVER, THREADS = "server", 2  # threads that answer calls in each process
 _state: Any = None
 
 
@@ -114,21 +113,19 @@ class Waiting:
 
 
 class Worker:
-    """Worker that pulls ahead, two batches in `one`, one in `two`: rows are as stale as gbactl's with prefetch."""
+    """Worker that pulls one batch ahead: rows are as stale as gbactl's with prefetch."""
 
-    def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int, combined: bool) -> None:
+    def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int) -> None:
         from plain_loop import Trainee
 
-        self.rpc, self.combined, self.me = rpc, combined, Trainee(path, overrides, rank, size)
-        self.queue: deque[tuple[Any, Any, Any]] = deque()
+        self.rpc, self.me = rpc, Trainee(path, overrides, rank, size)
         self.pushes: deque[Any] = deque()
         self.next = 0
-        for _ in range(2 if combined else 1):
-            data, unique = self._prepare()
-            self.queue.append((data, unique, self._call(pull, torch.from_numpy(unique.index))))
+        self.data, self.unique = self._prepare()
+        self.pulled = self._pull()
 
-    def _call(self, function: Any, *arguments: torch.Tensor) -> Any:
-        return self.rpc.rpc_async(SERVER, function, arguments)
+    def _pull(self) -> Any:
+        return self.rpc.rpc_async(SERVER, pull, (torch.from_numpy(self.unique.index),))
 
     def _prepare(self) -> tuple[Any, Any]:
         data = self.me.feed(self.next)
@@ -137,23 +134,18 @@ class Worker:
 
     def step(self) -> None:
         """Train on one batch."""
-        data, unique, future = self.queue.popleft()
-        ahead = self._prepare()
-        rows, dense = future.wait()
-        if not self.combined:
-            self.queue.append((*ahead, self._call(pull, torch.from_numpy(ahead[1].index))))
-        index, sums, gradient = computed(self.me, data, unique, rows, dense, self.next)
-        if self.combined:
-            wanted = torch.from_numpy(ahead[1].index)
-            self.queue.append((*ahead, self._call(push_pull, index, sums, gradient, wanted)))
-            return
-        self.pushes.append(self._call(push, index, sums, gradient))
+        data, unique, pulled = self.data, self.unique, self.pulled
+        self.data, self.unique = self._prepare()
+        rows, dense = pulled.wait()
+        self.pulled = self._pull()
+        gradient = computed(self.me, data, unique, rows, dense, self.next)
+        self.pushes.append(self.rpc.rpc_async(SERVER, push, gradient))
         if len(self.pushes) > 2:
             self.pushes.popleft().wait()
 
     def finish(self) -> None:
         """Wait for the calls in flight."""
-        for future in (*self.pushes, *(entry[2] for entry in self.queue)):
+        for future in (*self.pushes, self.pulled):
             future.wait()
 
 
@@ -172,13 +164,13 @@ def one(
     if rank == 0:
         _state = State(path, overrides)
     backend = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=options.threads, init_method=f"file://{meeting}", rpc_timeout=60
+        num_worker_threads=THREADS, init_method=f"file://{meeting}", rpc_timeout=60
     )
     name = f"W{rank}" if rank else SERVER
     rpc.init_rpc(name, rank=rank, world_size=options.workers + 1, rpc_backend_options=backend)
     if rank:
-        given = (rpc, path, overrides, rank - 1, options.workers)
-        worker = Waiting(*given) if options.messages == "wait" else Worker(*given, options.messages == "one")
+        kind = Waiting if options.wait else Worker
+        worker = kind(rpc, path, overrides, rank - 1, options.workers)
         out.put(samples_per_second(lambda _: worker.step(), worker.me.batch, options.seconds, barrier.wait))
         worker.finish()
     rpc.shutdown()
@@ -189,8 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--messages", choices=("one", "two", "wait"), default="two")
-    parser.add_argument("--threads", type=int, default=2, help="threads that answer calls in each process")
+    parser.add_argument("--wait", action="store_true", help="pull and push in one call, and wait for it")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     from plain_loop import prepared

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gbactl.checked_dataclasses import Count
-from gbactl.policies.async_bsp import BufferedPolicy
+from gbactl.policies.async_and_bsp import BufferedPolicy
 from gbactl.policies.policy import PolicyOptions
 
 

@@ -50,7 +50,7 @@ class ArrayStream:
         self.rows, self.columns = (*shape, 1)[:2]
 
     def read(self, rows: int) -> NDArray[Any]:
-        """Read the next rows. Raises DataError where the file is damaged."""
+        """Read the next rows. Raises DataError if the file is damaged."""
         size = rows * self.columns * self._kind.itemsize
         try:
             data = self._stream.read(size)
@@ -120,7 +120,7 @@ class CriteoMultihot:
         return [file for files in self._by_day().values() for file in files.values()]
 
     def _by_day(self) -> dict[str, dict[str, SourceFile]]:
-        """Return the files as {path without suffix: {suffix: file}}. Raises DataError where one is missing."""
+        """Return the files as {path without suffix: {suffix: file}}. Raises DataError if one is missing."""
         found: dict[str, dict[str, SourceFile]] = {}
         for file in find(self.path, [f"*{kind}" for kind in KINDS]):
             for kind in KINDS:

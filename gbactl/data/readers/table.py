@@ -167,7 +167,7 @@ def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) ->
 
 
 def _arrays(rows: Rows, file: SourceFile, schema: TableSchema, bad: BadLines) -> tuple[Batch, Integers | None]:
-    """Convert a chunk's readable rows to arrays; returns them and the rows' sort keys, None without a time column."""
+    """Convert a chunk's readable rows to arrays; return also the rows' sort keys (None without a time column)."""
     frame, faults = rows.frame, Faults(rows)
     listed = {name for column, kind in schema.lists.items() for name in (column, kind.weights)}
     for name in schema.read:
@@ -260,7 +260,7 @@ def _like(lost: pl.Series, kind: Numeric) -> str:
 
 
 def _times(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> tuple[Integers, Integers]:
-    """Return each row's sort key (day or moment), and the moments from which fields such as the hour are made."""
+    """Return each row's sort key (its day or time), and the times from which fields such as the hour are made."""
     kind = schema.of_kind(Time)[name]
     by_day = isinstance(kind, Day)
     clock = (days if by_day else timestamps)(frame[name], kind.format)
@@ -277,7 +277,7 @@ def _times(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) 
 def first_day_transform(
     numeric: Floats, order: Order, rows: int, schema: TableSchema
 ) -> Callable[[Batch], Batch] | None:
-    """Make the function that scales or buckets columns by first-day statistics; None where no column needs these.
+    """Make the function that scales or buckets columns by first-day statistics; None if no column needs them.
 
     `numeric`: the staged numeric features of all rows; the first day has `rows` of them, in `order`."""
     kinds = schema.of_kind(Numeric)
@@ -321,7 +321,7 @@ class _Day:
             yield self._at(np.arange(low, min(low + AT_ONCE, self._rows)), columns)
 
     def means_and_deviations(self, columns: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Compute columns' means and deviations (1 instead of 0), ignoring missing values; (0, 1) of an empty one."""
+        """Compute columns' means and deviations (1 if 0) without missing values; (0, 1) for an empty column."""
         count = np.maximum(1, sum(np.sum(~np.isnan(chunk), axis=0) for chunk in self._chunks(columns)))
         mean = sum(np.nansum(chunk, axis=0) for chunk in self._chunks(columns)) / count
         square = sum(np.nansum((chunk - mean) ** 2, axis=0) for chunk in self._chunks(columns)) / count

@@ -75,7 +75,7 @@ def test_data_in_which_no_mode_has_an_auc_are_refused(data: Path, monkeypatch: p
     monkeypatch.setattr(data_subset, "opened", lambda path: replace(whole, splits=(*others, unclicked)))
     command = advising(modes="sync,gba")
     command.dataset, command.options = whole, replace(command.options, samples=640)
-    with pytest.raises(UsageError, match="All 640 samples to judge by have the label 0, so modes have no AUC"):
+    with pytest.raises(UsageError, match="All 640 evaluation samples have the label 0, so no AUC can be computed"):
         command._subset({}, 1)
 
 

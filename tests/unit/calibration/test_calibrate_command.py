@@ -51,9 +51,9 @@ def test_the_file_says_where_it_comes_from_and_what_its_keys_mean(tmp_path: Path
     [
         (None, "cannot be read"),
         ("cores: [", "cannot be read"),
-        ("- 1\n", "is no cost model"),
-        ("", "is no cost model"),
-        ("cores: 2\nspeed: 3\n", "is no cost model: it has speed, and keys are: name, cores"),
+        ("- 1\n", "is no cost model: it has no lines KEY: VALUE; a cost model has the keys: name, cores"),
+        ("", "is no cost model: it has no lines KEY: VALUE"),
+        ("cores: 2\nspeed: 3\n", "is no cost model: it has the unknown keys speed; a cost model has the keys: name,"),
         ("cores: 0\n", "cost.cores=0 is not a whole number from 1 to 65536"),
         ("cores: many\n", "cost.cores='many' is not a whole number"),
     ],

@@ -213,7 +213,10 @@ def test_rows_that_were_never_saved_are_as_they_began(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [({"optimizer": "sgd"}, "row_moment.first.*, not rows"), ({"rows": 12}, "is of a table of 11 x 3")],
+    [
+        ({"optimizer": "sgd"}, "row_moment.first.*, not rows"),
+        ({"rows": 12}, "has a table of 11 rows of 3 values, but this run has 12 rows of 3"),
+    ],
 )
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     save(tmp_path, shards_of(1))

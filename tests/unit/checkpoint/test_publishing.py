@@ -29,7 +29,7 @@ def test_the_mean_of_those_who_told_and_the_most_steps() -> None:
 def test_one_that_is_not_as_long_as_the_others() -> None:
     gathering = ReplicaMean([0, 1], False)
     gathering.add(0, 4, 2, packed(1.0))
-    with pytest.raises(WireError, match="W1 tells a replica of 2 values, others 3"):
+    with pytest.raises(WireError, match="W1 sent a replica of 2 values, others sent 3"):
         gathering.add(1, 4, 2, packed(1.0)[:2])
 
 

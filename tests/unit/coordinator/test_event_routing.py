@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +19,9 @@ from gbactl.coordinator.run_context import NodeRequests, RunContext
 from gbactl.coordinator.state import Incarnations, JournalState, PhaseState, RunState
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError
-from gbactl.policies.policy import Phase, make
+from gbactl.policies.async_and_bsp import AsyncPolicy
+from gbactl.policies.gba import GbaPolicy
+from gbactl.policies.policy import Grant, Phase, Policy
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import (
     AdoptVersion,
@@ -81,9 +84,9 @@ class Cluster:
     def _told(self, name: str, fields: dict[str, Any]) -> None:
         self.out.append(("launcher", name, fields["process"]))
 
-    def train(self, mode: str = "gba") -> LivePhase:
-        """Both workers have a batch of eight samples."""
-        policy = make(mode, Phase(64, 8, 16, 0, (0, 1)), self.run.cfg.policy_options())
+    def train(self, kind: type[Policy] = GbaPolicy) -> LivePhase:
+        """Both workers have a batch of eight samples, if the policy grants it."""
+        policy = kind(Phase(64, 8, 16, 0, (0, 1)), kind.Options())
         phase = TrainingPhase(policy, lambda finished: 1.0, self.run.record.statistics)
         self.run.training = LivePhase(1, phase, self.run.members, self.run.log, self.run.waiting, self.run.hub.now)
         self.core.checkpoints.watch(self.run.training)
@@ -177,6 +180,29 @@ def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_i
     cluster.core.on_fenced(Fenced(1, 1))
     cluster.run.hand_out(0)
     assert [(to, message.batch) for to, message in cluster.out] == [("W0", 1)]
+
+
+class Refuses(AsyncPolicy):
+    """A user's policy that grants no batch."""
+
+    def take(self, worker: int) -> Grant | None:
+        return None
+
+
+@pytest.mark.parametrize("lost_worker", ["continue", "replace"])
+def test_a_policy_that_refuses_the_workers_left_ends_the_run_unless_a_successor_comes(
+    tmp_path: Path, lost_worker: Any
+) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.run.cfg.cluster.lost_worker = lost_worker
+    cluster.train(Refuses).serve()
+    cluster.core.on_worker_lost(cluster.lose("worker", 1))
+    for shard in (0, 1):
+        cluster.core.poll()  # not before every server refuses it
+        cluster.core.on_fenced(Fenced(shard, 1))
+    ends = pytest.raises(ClusterError, match="Refuses grants no worker a batch")
+    with ends if lost_worker == "continue" else nullcontext():
+        cluster.core.poll()
 
 
 def test_a_servers_successor_refuses_the_workers_that_failed_before_the_coordinator_did(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import StagedSlices, TrainingPhase
 from gbactl.errors import AccountingError, ClusterError, WireError
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 from gbactl.policies.policy import Grant, Phase, Policy, make
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer
@@ -170,6 +170,14 @@ def ask(at: Setting, *workers: int) -> Setting:
     return at
 
 
+def fail(at: Setting, *workers: int) -> None:
+    """Workers fail, and the servers refuse their messages."""
+    for worker in workers:
+        at.waiting.remove(worker)
+        at.training.ignore_worker(worker)
+        at.training.release_batches(worker)
+
+
 @pytest.mark.parametrize(
     ("kind", "most", "happens", "ends"),
     [
@@ -178,7 +186,8 @@ def ask(at: Setting, *workers: int) -> Setting:
         (Refuses, 1, lambda at: ask(at, 0, 1, 0), False),  # it prefetches: a gradient is on its way
         (Refuses, 0, lambda at: ask(at, 0), False),  # another worker may get a batch
         (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.policy.lost_worker(0)), False),  # it says: ask again
-        (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.workers.clear()), False),  # a successor may
+        (Refuses, 0, lambda at: fail(ask(at, 0, 1), 0), True),  # the other one is refused again
+        (Refuses, 0, lambda at: fail(ask(at, 0, 1), 0, 1), False),  # a successor may get a batch
         (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.resume_after_failover([], {0})), False),  # unasked by now
         (Refuses, 0, lambda at: (ask(at, 0, 1), at.training.stop()), False),  # the phase ends
         (type("Own", (Refuses,), {"__module__": "gbactl.policies.own"}), 0, lambda at: ask(at, 0, 1), False),
@@ -199,7 +208,7 @@ def test_an_announcement_that_nobody_waits_for_changes_nothing(
 ) -> None:
     at.training.take(0)
     at.announce(worker, batch, phase=phase)
-    assert at.statistics.pulled == {} and 0 in at.training.policy.leases
+    assert at.statistics.pulled == {} and 0 in at.training.policy.leased_to(0)
 
 
 def test_a_gradient_is_announced_when_the_last_shard_has_it(at: Setting) -> None:

@@ -25,7 +25,7 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Membership
 from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import ApplyStep, LoggedPhase, StagedSlices, TrainingPhase
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions
 from gbactl.policies.policy import Phase, Policy, make
 from gbactl.wire.auth import Peer
@@ -98,7 +98,7 @@ class Run:
             self.lose_server(rng.randrange(SERVERS))
         elif disturb and draw < 0.06 and len(policy.live) > 1:
             worker = rng.choice(sorted(policy.live))
-            self.reissued += sum(owner == worker for owner, _ in policy.leases.values())
+            self.reissued += len(policy.leased_to(worker))
             self.training.release_batches(worker)
         elif disturb and draw < 0.10:
             for worker in set(range(WORKERS)) - policy.live:
@@ -107,13 +107,13 @@ class Run:
             self.training.stop()
         elif draw < 0.5 or not policy.leases:
             worker = rng.choice(sorted(policy.live))
-            if sum(owner == worker for owner, _ in policy.leases.values()) < 2:
+            if len(policy.leased_to(worker)) < 2:
                 self.training.take(worker)
         else:
-            self.announce(rng, rng.choice(sorted(policy.leases)))
+            leased = [(worker, batch) for worker in sorted(policy.live) for batch in policy.leased_to(worker)]
+            self.announce(rng, *rng.choice(leased))
 
-    def announce(self, rng: random.Random, batch: int) -> None:
-        worker = self.policy.leases[batch][0]
+    def announce(self, rng: random.Random, worker: int, batch: int) -> None:
         for shard in range(SERVERS):
             version = rng.randint(max(5, self.policy.step - 3), self.policy.step)
             rows = rng.choice((rng.randint(1, 5000), ~rng.randint(1, 5000)))
@@ -271,7 +271,8 @@ def test_who_has_not_heard_of_the_phase_gets_nothing(tmp_path: Path) -> None:
     assert not again.training.take(0) and again.training.take(2)
     again.training.waiting.append(0)
     again.training.resume_hand_out()
-    assert not again.training.waiting and sorted(owner for owner, _ in again.policy.leases.values()) == [0, 0, 1, 2]
+    leased = {worker: len(held) for worker, held in again.policy.leases.items()}
+    assert not again.training.waiting and leased == {0: 2, 1: 1, 2: 1}
 
 
 def test_the_driver_of_these_tests_disturbs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import threading
 import time
@@ -14,18 +15,7 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder, read_manifest, write_manifest
 from gbactl.checkpoint.publishing import Publication
-from gbactl.config import (
-    CheckpointConfig,
-    ClusterConfig,
-    CollectiveConfig,
-    FaultsConfig,
-    ModeConfig,
-    ModelConfig,
-    RunConfig,
-    SwitchConfig,
-    TrainConfig,
-    check,
-)
+from gbactl.config import CheckpointConfig, CollectiveConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig, check
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
@@ -38,7 +28,6 @@ from gbactl.wire.messages import (
     AdoptVersion,
     Barrier,
     BeginPhase,
-    Event,
     GetDense,
     Inspect,
     OrderStep,
@@ -56,36 +45,24 @@ from tests.support.deaths import Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
-from tests.support.small_data import prepared
+from tests.support.thread_cluster import ThreadCluster, clustered
 
 SAMPLES = 1500
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepared(tmp_path_factory.mktemp("cache"), SAMPLES)
+@pytest.fixture
+def cluster(cluster: ThreadCluster) -> ThreadCluster:
+    """Frames of who is gone, and its successor's first ones, may be refused."""
+    cluster.most_refused = math.inf
+    return cluster
 
 
 def config(
     mode: str, save: str = "cpr", every: int = 3, hang: float = 10.0, servers: int = 2, **more: Any
 ) -> RunConfig:
-    return check(
-        RunConfig(
-            mode=ModeConfig(mode),
-            model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
-            cluster=ClusterConfig(workers=3, servers=servers, hang_seconds=hang),
-            collective=CollectiveConfig(name="shm"),
-            train=TrainConfig(global_batch=96, eval_batch=200),
-            checkpoint=CheckpointConfig(name=save, interval_steps=every, mb_per_second=0),
-            seed=5,
-            **more,
-        )
-    )
-
-
-def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
-    counted = result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+    saves = CheckpointConfig(name=save, interval_steps=every, mb_per_second=0)
+    nodes = {"servers": servers, "hang_seconds": hang}
+    return clustered(mode, nodes, collective=CollectiveConfig(name="shm"), checkpoint=saves, **more)
 
 
 def counted(result: dict[str, Any], servers: int = 2) -> dict[str, Any]:
@@ -100,76 +77,59 @@ def counted(result: dict[str, Any], servers: int = 2) -> dict[str, Any]:
     return dict(failed)
 
 
-def of(events: list[Event], name: str) -> list[dict[str, Any]]:
-    return [event.fields for event in events if event.name == name]
-
-
 # -- the lost server alone goes back ----------------------------------------------------------------
 
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (Push, 31, True), (OrderStep, 11, True)])
 @pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
-def test_training_goes_on(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, kind: type[Any], turn: int, after: bool
-) -> None:
-    Victim(monkeypatch, kind, turn, after=after)
-    events: list[Event] = []
-    result = run_in_memory(config(mode), data, tmp_path, events=events)
-    adds_up(result)
+def test_training_goes_on(cluster: ThreadCluster, mode: str, kind: type[Any], turn: int, after: bool) -> None:
+    Victim(cluster.patch, kind, turn, after=after)
+    result = cluster.train(config(mode))
     failed = counted(result)
     assert failed["failure"] == "death" and failed["useful_s"] >= failed["loaded_s"]
     assert 0 < failed["samples_undone"] < SAMPLES and failed["row_updates_undone"] > 0
-    [joined] = of(events, "joined")
+    [joined] = cluster.told("joined")
     assert joined["process"] == "S0" and joined["step"] >= joined["loaded"]
     assert joined["loaded"] == -1 or joined["loaded"] % 3 == 0
 
 
-def test_before_the_first_checkpoint_it_begins_anew(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_before_the_first_checkpoint_it_begins_anew(cluster: ThreadCluster) -> None:
     """Rows from the seed, the dense slice as it was installed."""
-    Victim(monkeypatch, OrderStep, 5)
-    events: list[Event] = []
-    result = run_in_memory(config("async", every=1000), data, tmp_path, events=events)
-    adds_up(result)
+    Victim(cluster.patch, OrderStep, 5)
+    result = cluster.train(config("async", every=1000))
     assert counted(result)["samples_undone"] >= 4 * 32
-    assert of(events, "joined")[0]["loaded"] == -1
+    assert cluster.told("joined")[0]["loaded"] == -1
 
 
-def test_the_only_server(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Victim(monkeypatch, Pull, 20)
-    result = run_in_memory(config("gba", servers=1), data, tmp_path)
-    adds_up(result)
+def test_the_only_server(cluster: ThreadCluster) -> None:
+    Victim(cluster.patch, Pull, 20)
+    result = cluster.train(config("gba", servers=1))
     counted(result, servers=1)
 
 
 @pytest.mark.parametrize("variant", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
-def test_rows_saved_by_priority(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    Victim(monkeypatch, Push, 25)
-    result = run_in_memory(config("async", save=variant, every=16), data, tmp_path)
-    adds_up(result)
+def test_rows_saved_by_priority(cluster: ThreadCluster, variant: str) -> None:
+    Victim(cluster.patch, Push, 25)
+    result = cluster.train(config("async", save=variant, every=16))
     assert counted(result)["row_updates_undone"] > 0
 
 
-def test_it_dies_again_and_the_other_one_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Victim(monkeypatch, Push, 12, lives=2)
-    second = Victim(monkeypatch, Push, 14, index=1)
-    result = run_in_memory(config("gba"), data, tmp_path)
-    adds_up(result)
+def test_it_dies_again_and_the_other_one_too(cluster: ThreadCluster) -> None:
+    first = Victim(cluster.patch, Push, 12, lives=2)
+    second = Victim(cluster.patch, Push, 14, index=1)
+    result = cluster.train(config("gba"))
     assert (first.deaths, second.deaths) == (2, 1)
     assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "S0", "S1"]
     assert result["checkpoint"]["pls"] == pytest.approx(sum(failed["pls"] for failed in result["recovery"]))
 
 
 @pytest.mark.parametrize("row_staleness", ["token", "row"])
-def test_rows_with_a_staleness_of_their_own(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_staleness: str
-) -> None:
-    Victim(monkeypatch, Push, 14, after=True)
+def test_rows_with_a_staleness_of_their_own(cluster: ThreadCluster, row_staleness: str) -> None:
+    Victim(cluster.patch, Push, 14, after=True)
     cfg = config("gba")
     cfg.mode = ModeConfig("gba", options={"row_staleness": row_staleness, "decay": "exp"})
-    adds_up(run_in_memory(check(cfg), data, tmp_path))
+    cluster.train(check(cfg))
 
 
 # -- the worst moments ------------------------------------------------------------------------------
@@ -181,34 +141,28 @@ def test_rows_with_a_staleness_of_their_own(
     [(BeginPhase, 1), (BeginPhase, 2), (Barrier, 1), (Barrier, 2), (Inspect, 1), (Inspect, 2), (Save, 2)],
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_between_phases_and_while_saving(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], turn: int, after: bool
-) -> None:
-    victim = Victim(monkeypatch, kind, turn, after=after)
-    result = run_in_memory(config("gba"), data, tmp_path)
-    adds_up(result)
+def test_between_phases_and_while_saving(cluster: ThreadCluster, kind: type[Any], turn: int, after: bool) -> None:
+    victim = Victim(cluster.patch, kind, turn, after=after)
+    result = cluster.train(config("gba"))
     assert victim.deaths == 1
     if not (after and (kind, turn) == (Inspect, 2)):  # with its last answer the run was over
         counted(result)
-    assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
+    assert cluster.checkpoints().newest().last.step == result["global_step"]
 
 
 @pytest.mark.parametrize("save", ["cpr", "full"])
 def test_while_the_end_waits_for_a_checkpoint_of_which_only_the_manifest_is_missing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
+    cluster: ThreadCluster, save: str
 ) -> None:
     begun, ending, lost = threading.Event(), threading.Event(), threading.Event()
-    publish, wait, on_failure = Publication._close, Checkpointing._wait, Checkpointing.on_server_failure
-    push, handle = WorkerClient.push, Server.handle
+    wait = Checkpointing._wait
 
     def publishes(this: Any) -> None:
         begun.set()
         assert lost.wait(30.0)
-        publish(this)
 
     def pushes(this: Any, item: Any, *rest: Any) -> None:
         assert item.grant.batch < 20 or begun.wait(30.0), "all was trained before there was a checkpoint"
-        push(this, item, *rest)
 
     def waits(this: Any) -> Any:
         ending.set()
@@ -217,57 +171,45 @@ def test_while_the_end_waits_for_a_checkpoint_of_which_only_the_manifest_is_miss
     def handles(this: Any, channel: Any, frame: Any) -> None:
         if this.index == 0 and ending.is_set() and not lost.is_set():
             raise Killed
-        handle(this, channel, frame)
 
-    def fails(this: Any, shard: int) -> None:
-        lost.set()
-        on_failure(this, shard)
-
-    monkeypatch.setattr(Publication, "_close", publishes)
-    monkeypatch.setattr(WorkerClient, "push", pushes)
-    monkeypatch.setattr(Checkpointing, "_wait", waits)
-    monkeypatch.setattr(Server, "handle", handles)
-    monkeypatch.setattr(Checkpointing, "on_server_failure", fails)
-    result = run_in_memory(config("gba", save), data, tmp_path)
-    adds_up(result)
+    cluster.before(Publication, "_close", publishes)
+    cluster.before(WorkerClient, "push", pushes)
+    cluster.patch.setattr(Checkpointing, "_wait", waits)
+    cluster.before(Server, "handle", handles)
+    cluster.before(Checkpointing, "on_server_failure", lambda *_: lost.set())
+    result = cluster.train(config("gba", save))
     assert [failed["process"] for failed in result["recovery"]] == ["S0"]
-    assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
+    assert cluster.checkpoints().newest().last.step == result["global_step"]
 
 
-def test_a_worker_dies_when_it_is_asked_for_the_last_dense_parameters(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_dies_when_it_is_asked_for_the_last_dense_parameters(cluster: ThreadCluster) -> None:
     """Another one, which holds the same, is asked for them."""
-    answer, died = WorkerLoop._answer, list[int]()
+    died = list[int]()
 
-    def answers(this: Any, question: Any) -> Any:
+    def answers(this: Any, question: Any) -> None:
         if isinstance(question, SaveDense) and not question.step and not died:
             died.append(this.client.index)
             this.client.hub.close()
             raise Killed
-        return answer(this, question)
 
-    monkeypatch.setattr(WorkerLoop, "_answer", answers)
-    result = run_in_memory(config("sync"), data, tmp_path)
-    adds_up(result)
+    cluster.before(WorkerLoop, "_answer", answers)
+    result = cluster.train(config("sync"))
     assert died == [0] and [failed["process"] for failed in result["recovery"]] == ["W0"]
-    assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
+    assert cluster.checkpoints().newest().last.step == result["global_step"]
 
 
-def test_in_an_evaluation(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_an_evaluation(cluster: ThreadCluster) -> None:
     """Pulls are asked again of whoever comes; every prediction is there once."""
-    plain, died = Server.handle, [0]
+    died = [0]
 
     def handle(this: Any, channel: Any, frame: Any) -> None:
         evaluating = this.index == 1 and this.phase == 2 and frame.kind == KIND[Pull]
         died[0] += evaluating
         if evaluating and died[0] == 3:
             raise Killed
-        plain(this, channel, frame)
 
-    monkeypatch.setattr(Server, "handle", handle)
-    result = run_in_memory(config("bsp"), data, tmp_path)
-    adds_up(result)
+    cluster.before(Server, "handle", handle)
+    result = cluster.train(config("bsp"))
     assert counted(result)["process"] == "S1" and 0.4 < result["auc"] < 1.0
 
 
@@ -276,61 +218,51 @@ def test_in_an_evaluation(data: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("first", "to", "kind"), [("gba", "sync", GetDense), ("sync", "gba", PutDense), ("gba", "sync", Inspect)]
 )
-def test_in_a_switch(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, to: str, kind: type[Any], after: bool
-) -> None:
-    victim = Victim(monkeypatch, kind, 1, after=after)
+def test_in_a_switch(cluster: ThreadCluster, first: str, to: str, kind: type[Any], after: bool) -> None:
+    victim = Victim(cluster.patch, kind, 1, after=after)
     cfg = config(first, switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": to}]))
-    result = run_in_memory(cfg, data, tmp_path)
-    adds_up(result)
+    result = cluster.train(cfg)
     modes = [phase["mode"] for phase in result["phases"]]
     assert victim.deaths == 1 and modes[-1] == to and len(modes) <= 3
 
 
-def test_a_worker_dies_while_a_server_is_away(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_dies_while_a_server_is_away(cluster: ThreadCluster) -> None:
     """The new server learns to whom its door is closed, the new worker where the new server is."""
-    Victim(monkeypatch, Push, 14)
-    dies_when_a_server_is_lost(monkeypatch, 2)
-    result = run_in_memory(config("gba"), data, tmp_path)
-    adds_up(result)
+    Victim(cluster.patch, Push, 14)
+    dies_when_a_server_is_lost(cluster.patch, 2)
+    result = cluster.train(config("gba"))
     assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]
 
 
-def test_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_storm(cluster: ThreadCluster) -> None:
     storm = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
-    plain, seen = Server._push, [0]
+    seen = [0]
 
     def push(this: Any, *args: Any) -> None:
         seen[0] += this.index == 0
         if seen[0] == 14:
             seen[0] += 1
             raise Killed
-        plain(this, *args)
 
-    monkeypatch.setattr(Server, "_push", push)
-    result = run_in_memory(config("gba", faults=FaultsConfig(plans=[storm])), data, tmp_path)
-    adds_up(result)
+    cluster.before(Server, "_push", push)
+    result = cluster.train(config("gba", faults=FaultsConfig(plans=[storm])))
     counted(result)
     assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 @pytest.mark.parametrize("foreign", [False, True])
-def test_a_damaged_or_foreign_checkpoint_costs_more(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
-) -> None:
+def test_a_damaged_or_foreign_checkpoint_costs_more(cluster: ThreadCluster, foreign: bool) -> None:
     """The one before it is used, and what lies between is counted."""
-    handle = Server.handle
     died: list[int] = []
 
     def handles(this: Any, channel: Any, frame: Any) -> None:
         if this.index == 0 and frame.kind == KIND[Push] and not died and this.shard.version > 18:
             time.sleep(0.1)  # until two are complete, with other work on the machine too
-            if len(CheckpointFolder(tmp_path / "checkpoints").names()) > 1:
+            if len(cluster.checkpoints().names()) > 1:
                 died.append(1)
                 raise Killed
-        handle(this, channel, frame)
 
-    monkeypatch.setattr(Server, "handle", handles)
+    cluster.before(Server, "handle", handles)
     plain = shard_server.load_last
 
     def load_last(shard: Any, folder: CheckpointFolder, resumed: Path | None) -> int:
@@ -344,31 +276,29 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
         path.write_bytes(content)
         return plain(shard, folder, resumed)
 
-    monkeypatch.setattr("gbactl.nodes.role_setup.load_last", load_last)
-    events: list[Event] = []
-    result = run_in_memory(config("async", every=8), data, tmp_path, events=events)
-    adds_up(result)
-    saved = [fields["step"] for fields in of(events, "checkpoint") if fields["state"] == "saved"]
-    [joined] = of(events, "joined")
+    cluster.patch.setattr("gbactl.nodes.role_setup.load_last", load_last)
+    result = cluster.train(config("async", every=8))
+    saved = [fields["step"] for fields in cluster.told("checkpoint") if fields["state"] == "saved"]
+    [joined] = cluster.told("joined")
     before = sorted(step for step in saved if step <= joined["step"])
     assert joined["loaded"] == before[-2]
     assert counted(result)["samples_undone"] >= 8 * 32
 
 
-def test_without_checkpoints_the_run_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Victim(monkeypatch, Push, 5)
+def test_without_checkpoints_the_run_ends(cluster: ThreadCluster) -> None:
+    Victim(cluster.patch, Push, 5)
     with pytest.raises(PeerGoneError, match=r"S0 is gone|lost its connection to S0"):
-        run_in_memory(config("gba", save="none"), data, tmp_path)
+        cluster.train(config("gba", save="none"))
 
 
-def test_such_a_run_cannot_be_replayed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Victim(monkeypatch, Push, 14)
-    run_in_memory(config("gba"), data, tmp_path)
-    kinds = [record.fields["state"] for record in event_log.read(tmp_path / "events.log")
+def test_such_a_run_cannot_be_replayed(cluster: ThreadCluster) -> None:
+    Victim(cluster.patch, Push, 14)
+    cluster.train(config("gba"))
+    kinds = [record.fields["state"] for record in event_log.read(cluster.folder / "events.log")
              if isinstance(record, event_log.InfoRecord) and record.kind == event_log.SERVER]  # fmt: skip
     assert kinds == ["lost", "back"]
     with pytest.raises(EventLogError, match=r"a server was lost \(S0, step \d+\); such a run cannot be replayed"):
-        scan(tmp_path / "events.log")
+        scan(cluster.folder / "events.log")
 
 
 # -- everybody goes back ----------------------------------------------------------------------------
@@ -385,30 +315,25 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     [(Push, 25, False, 3), (OrderStep, 8, True, 3), (Push, 9, False, 1000), (Inspect, 1, False, 3), (Save, 2, True, 3)],
 )
 def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type[Any],
-    turn: int, after: bool, every: int,
-) -> None:  # fmt: skip
-    Victim(monkeypatch, kind, turn, after=after)
-    events: list[Event] = []
-    result = run_in_memory(config("sync", save="full", every=every), data, tmp_path, events=events)
-    adds_up(result)
+    cluster: ThreadCluster, undisturbed: dict[str, Any], kind: type[Any], turn: int, after: bool, every: int
+) -> None:
+    Victim(cluster.patch, kind, turn, after=after)
+    result = cluster.train(config("sync", save="full", every=every))
     assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
     [failed] = result["recovery"]
     assert (failed["samples_undone"], failed["pls"], failed["row_updates_undone"]) == (0, 0.0, 0)
-    [rewound] = of(events, "rewound")
+    [rewound] = cluster.told("rewound")
     assert rewound["to"] == (0 if every > 100 else rewound["to"] // 3 * 3) and rewound["samples"] >= 0
     assert failed["samples_rolled_back"] == rewound["samples"]
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
-def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    Victim(monkeypatch, Push, 25)
-    events: list[Event] = []
-    result = run_in_memory(config(mode, save="full"), data, tmp_path, events=events)
-    adds_up(result)
-    [rewound] = of(events, "rewound")
+def test_everybody_goes_back(cluster: ThreadCluster, mode: str) -> None:
+    Victim(cluster.patch, Push, 25)
+    result = cluster.train(config(mode, save="full"))
+    [rewound] = cluster.told("rewound")
     assert rewound["samples"] > 0 and result["checkpoint"]["pls"] == 0.0
     [failed] = result["recovery"]
     assert failed["samples_rolled_back"] == rewound["samples"] and failed["useful_s"] >= failed["loaded_s"] > 0
@@ -418,23 +343,20 @@ def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("kind", "turn"), [(ReloadCheckpoint, 1), (Pull, 3)])
 def test_who_dies_on_the_way_back(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type[Any], turn: int
+    cluster: ThreadCluster, undisturbed: dict[str, Any], kind: type[Any], turn: int
 ) -> None:
-    first = Victim(monkeypatch, Push, 25)
-    plain, died = Server.handle, [0]
+    first = Victim(cluster.patch, Push, 25)
+    died = [0]
 
     def handle(this: Any, channel: Any, frame: Any) -> None:
         due = this.index == 1 and first.deaths and frame.kind == KIND[kind]
         died[0] += bool(due)
         if due and died[0] == turn:
             raise Killed
-        plain(this, channel, frame)
 
-    monkeypatch.setattr(Server, "handle", handle)
-    events: list[Event] = []
-    result = run_in_memory(config("sync", save="full"), data, tmp_path, events=events)
-    adds_up(result)
-    again = sum(rewound["samples"] for rewound in of(events, "rewound"))
+    cluster.before(Server, "handle", handle)
+    result = cluster.train(config("sync", save="full"))
+    again = sum(rewound["samples"] for rewound in cluster.told("rewound"))
     assert 0 < again == result["samples"]["rolled_back"], "once, however many servers were lost"
     assert again == sum(failed["samples_rolled_back"] for failed in result["recovery"])
     assert died[0] >= turn and result["checksums"]["model"] == undisturbed["checksums"]["model"]
@@ -465,28 +387,21 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, lis
 
 
 def test_who_hangs_is_missed_and_ends_when_it_wakes_up(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: tuple[threading.Event, list[Any]]
+    cluster: ThreadCluster, hung: tuple[threading.Event, list[Any]]
 ) -> None:
     awake, who = hung
-    plain = Server._adopt
-
-    def adopt(this: Any, *args: Any) -> None:
-        plain(this, *args)
-        awake.set()
-
-    monkeypatch.setattr(Server, "_adopt", adopt)
-    result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
-    adds_up(result)
+    cluster.after(Server, "_adopt", lambda *_: awake.set())
+    result = cluster.train(config("gba", hang=0.4))
     assert counted(result)["failure"] == "hang"
     assert counted(result)["detected_s"] > 0.2, "since it was heard of last: two beats of four before the patience ends"
     assert who[0].stopped and who[0].shard.version < result["global_step"]
 
 
 def test_who_hangs_where_nobody_may_ends_the_run(
-    data: Path, tmp_path: Path, hung: tuple[threading.Event, list[Any]]
+    cluster: ThreadCluster, hung: tuple[threading.Event, list[Any]]
 ) -> None:
     with pytest.raises(ClusterError, match=r"S0 has not answered for 0\.4 s .* type checkpoint=cpr"):
-        run_in_memory(config("gba", save="none", hang=0.4), data, tmp_path)
+        cluster.train(config("gba", save="none", hang=0.4))
 
 
 # -- and the coordinator ----------------------------------------------------------------------------
@@ -495,83 +410,64 @@ def test_who_hangs_where_nobody_may_ends_the_run(
 @pytest.mark.quick
 @pytest.mark.parametrize("mode", ["gba", "async", "hop_bw", "sync"])
 @pytest.mark.parametrize("later", [1, 3, 8, 40])
-def test_the_coordinator_is_killed_soon_after_a_server_came_back(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, later: int
-) -> None:
+def test_the_coordinator_is_killed_soon_after_a_server_came_back(cluster: ThreadCluster, mode: str, later: int) -> None:
     """Within the same phase: some workers know where the shard is now, others do not."""
-    Victim(monkeypatch, Push, 12)
-    orphaned = Orphaned(monkeypatch, AdoptVersion, later)
-    result = run_in_memory(config(mode), data, tmp_path)
-    adds_up(result)
+    Victim(cluster.patch, Push, 12)
+    orphaned = Orphaned(cluster.patch, AdoptVersion, later)
+    result = cluster.train(config(mode))
     assert (orphaned.deaths, {failed["process"] for failed in result["recovery"]}) == (1, {"C", "S0"})
     assert all(failed["useful_s"] is not None for failed in result["recovery"])
     assert result["refused_frames"] == 0 and result["gradients"]["applied"] <= SAMPLES // 32 + 1
-    logged(tmp_path, result)
+    logged(cluster.folder, result)
 
 
-def test_the_coordinator_is_killed_and_then_a_server(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_coordinator_is_killed_and_then_a_server(cluster: ThreadCluster) -> None:
     """What waits on the shards was announced to the coordinator before."""
-    Victim(monkeypatch, OrderStep, 9)
-    orphaned = Orphaned(monkeypatch, OrderStep, 40)
-    result = run_in_memory(config("gba"), data, tmp_path)
-    adds_up(result)
+    Victim(cluster.patch, OrderStep, 9)
+    orphaned = Orphaned(cluster.patch, OrderStep, 40)
+    result = cluster.train(config("gba"))
     assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
 
 
 @pytest.mark.parametrize("save", ["cpr", "full"])
-def test_who_loses_the_coordinator_before_a_server_is_back_ends(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
-) -> None:
-    Victim(monkeypatch, Push, 12)
-    Orphaned(monkeypatch, AdoptVersion, 0 if save == "cpr" else 4)
+def test_who_loses_the_coordinator_before_a_server_is_back_ends(cluster: ThreadCluster, save: str) -> None:
+    Victim(cluster.patch, Push, 12)
+    Orphaned(cluster.patch, AdoptVersion, 0 if save == "cpr" else 4)
     said = "The coordinator failed before S0 had recovered from a failure; type resume="
     with pytest.raises(ClusterError, match=said):
-        run_in_memory(config("gba", save=save), data, tmp_path)
+        cluster.train(config("gba", save=save))
 
 
 def test_behind_a_failover_a_successor_resets_the_optimizer_as_the_switch_did_that_it_does_not_know(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: ThreadCluster,
 ) -> None:
-    adopt, reset = Server._adopt, list[bool]()
-
-    def adopts(this: Any, channel: Any, message: AdoptVersion, frame: Any) -> None:
-        reset.append(message.fresh)
-        adopt(this, channel, message, frame)
-
-    monkeypatch.setattr(Server, "_adopt", adopts)
-    Victim(monkeypatch, Push, 40)
-    orphaned = Orphaned(monkeypatch, ResetOptimizer, 40)
+    reset = list[bool]()
+    cluster.before(Server, "_adopt", lambda this, channel, message, *_: reset.append(message.fresh))
+    Victim(cluster.patch, Push, 40)
+    orphaned = Orphaned(cluster.patch, ResetOptimizer, 40)
     schedule = [{"at": {"samples": 384}, "to": "async", "fresh_optimizer": True}]
-    result = run_in_memory(config("gba", every=1000, switch=SwitchConfig(schedule=schedule)), data, tmp_path)
-    adds_up(result)
+    result = cluster.train(config("gba", every=1000, switch=SwitchConfig(schedule=schedule)))
     assert orphaned.deaths == 1 and reset == [True]
     assert [phase.get("fresh_optimizer") for phase in result["phases"]] == [None, True]
 
 
-def test_behind_a_failover_at_the_end_everybody_goes_back_and_trains_what_is_undone(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_behind_a_failover_at_the_end_everybody_goes_back_and_trains_what_is_undone(cluster: ThreadCluster) -> None:
     """The coordinator and then a server are killed while the final checkpoint is saved."""
-    save_last, save, saves = Checkpointing.save_last, Server._save, list[str]()
+    saves = list[str]()
 
-    def saves_last(this: Any) -> Any:
+    def saves_last(this: Any) -> None:
         saves.append("last")
         if len(saves) == 1:
             raise Killed
-        return save_last(this)
 
     def saving(this: Any, *message: Any) -> None:
         if len(saves) == 2 and this.index == 1:
             saves.append("dead")
             raise Killed
-        save(this, *message)
 
-    monkeypatch.setattr(Checkpointing, "save_last", saves_last)
-    monkeypatch.setattr(Server, "_save", saving)
-    result = run_in_memory(config("gba", save="full"), data, tmp_path)
-    adds_up(result)
+    cluster.before(Checkpointing, "save_last", saves_last)
+    cluster.before(Server, "_save", saving)
+    result = cluster.train(config("gba", save="full"))
     assert saves == ["last", "last", "dead", "last"]
     assert [failed["process"] for failed in result["recovery"]] == ["C", "S1"]
     assert result["samples"]["rolled_back"] > 0
@@ -594,29 +490,25 @@ def no_mixture_was_saved(run_dir: Path) -> bool:
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8), ("cpr_ssu", 16), ("full", 6)])
 def test_every_update_is_there_or_counted_as_lost(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int
+    cluster: ThreadCluster, shards: dict[int, Any], save: str, every: int
 ) -> None:
     """In async Adam counts the gradients that a row has had."""
-    Victim(monkeypatch, Push, 12, lives=2)  # with 47 batches, of which each death may take six along
-    Victim(monkeypatch, OrderStep, 17, index=1)
-    result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
-    adds_up(result)
+    Victim(cluster.patch, Push, 12, lives=2)  # with 47 batches, of which each death may take six along
+    Victim(cluster.patch, OrderStep, 17, index=1)
+    result = cluster.train(config("async", save=save, every=every))
     saved = result["checkpoint"]
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
     lost = sum(failed["row_updates_undone"] for failed in result["recovery"])
     assert len(result["recovery"]) == 3 and (lost > 0) == (save != "full")
-    assert no_mixture_was_saved(tmp_path)
+    assert no_mixture_was_saved(cluster.folder)
     assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
 
 
-def test_it_is_when_saved_rows_are_rounded(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any]
-) -> None:
-    Victim(monkeypatch, Push, 30)
+def test_it_is_when_saved_rows_are_rounded(cluster: ThreadCluster, shards: dict[int, Any]) -> None:
+    Victim(cluster.patch, Push, 30)
     cfg = config("async", save="cpr_mfu", every=8)
     cfg.checkpoint.dtype = "bf16"
-    result = run_in_memory(cfg, data, tmp_path)
-    adds_up(result)
+    result = cluster.train(cfg)
     [failed] = result["recovery"]
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
     undone = failed["row_updates_undone"]
@@ -627,14 +519,12 @@ def test_it_is_when_saved_rows_are_rounded(
 @pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8)])
 @pytest.mark.parametrize("deaths", [[1], [9], [60], [12, 40]])
 def test_it_is_when_the_coordinator_dies_afterwards(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int,
-    deaths: list[int],
-) -> None:  # fmt: skip
+    cluster: ThreadCluster, shards: dict[int, Any], save: str, every: int, deaths: list[int]
+) -> None:
     """What it had counted is in its notes, and what came behind the last of them in its log."""
-    Victim(monkeypatch, Push, 8)
-    Orphaned(monkeypatch, AdoptVersion, *deaths)
-    result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
-    adds_up(result)
+    Victim(cluster.patch, Push, 8)
+    Orphaned(cluster.patch, AdoptVersion, *deaths)
+    result = cluster.train(config("async", save=save, every=every))
     saved, failed = result["checkpoint"], {"S0": 0, "C": 0}
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
     lost = 0
@@ -647,35 +537,28 @@ def test_it_is_when_the_coordinator_dies_afterwards(
 
 
 @pytest.mark.parametrize("every", [4, 1000])
-def test_samples_are_lost_since_the_checkpoint_and_in_flight(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
-    Victim(monkeypatch, Push, 30)
-    events: list[Event] = []
-    result = run_in_memory(config("async", every=every), data, tmp_path, events=events)
-    [gone], [joined] = of(events, "lost"), of(events, "joined")
+def test_samples_are_lost_since_the_checkpoint_and_in_flight(cluster: ThreadCluster, every: int) -> None:
+    Victim(cluster.patch, Push, 30)
+    result = cluster.train(config("async", every=every))
+    [gone], [joined] = cluster.told("lost"), cluster.told("joined")
     in_flight = counted(result)["samples_undone"] - 32 * (gone["step"] - max(0, joined["loaded"]))
     assert in_flight % 32 == 0 and 0 <= in_flight <= 3 * 2 * 32
 
 
 @pytest.mark.parametrize("save", ["cpr", "full"])
-def test_a_run_that_goes_on_from_a_checkpoint_comes_back_to_it(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
-) -> None:
+def test_a_run_that_goes_on_from_a_checkpoint_comes_back_to_it(cluster: ThreadCluster, save: str) -> None:
     """As long as it has none of its own."""
     before, steps = config("gba", save="full", every=5), 16
     before.checkpoint.keep = 10
     while steps > 10:  # a first checkpoint that takes as long as the run leaves nothing to train
-        shutil.rmtree(tmp_path / "first", ignore_errors=True)
-        run_in_memory(before, data, tmp_path / "first")
-        folder = CheckpointFolder(tmp_path / "first" / "checkpoints")
+        shutil.rmtree(cluster.folder / "first", ignore_errors=True)
+        cluster.train(before, "first")
+        folder = cluster.checkpoints("first")
         cut = folder.path / folder.names()[0]
         steps = folder.verified(cut.name).last.step
-    Victim(monkeypatch, Push, 9)
-    events: list[Event] = []
+    Victim(cluster.patch, Push, 9)
     cfg = config("gba", save=save, every=1000, resume=str(cut))
-    result = run_in_memory(cfg, data, tmp_path / "second", events=events)
-    adds_up(result)
+    result = cluster.train(cfg, "second")
     step = result["checkpoint"]["resumed_at"]
-    assert [joined["loaded"] for joined in of(events, "joined")] == [step] and step > 0
-    assert [rewound["to"] for rewound in of(events, "rewound")] == ([step] if save == "full" else [])
+    assert [joined["loaded"] for joined in cluster.told("joined")] == [step] and step > 0
+    assert [rewound["to"] for rewound in cluster.told("rewound")] == ([step] if save == "full" else [])

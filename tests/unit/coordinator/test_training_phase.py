@@ -143,10 +143,10 @@ def test_whatever_happens_every_sample_has_one_fate(mode: str, samples: int, cho
                 fates.append(command.drop.batch)
 
     def go_on(choice: int) -> None:
-        leases = sorted(phase.policy.leases)
+        leases = sorted((batch, worker) for worker, held in phase.policy.leases.items() for batch in held)
         if leases and choice % 2:
-            batch = leases[choice % len(leases)]
-            do(announced(phase.policy.leases[batch][0], batch, phase.policy.step))
+            batch, worker = leases[choice % len(leases)]
+            do(announced(worker, batch, phase.policy.step))
         else:
             for worker in sorted(phase.policy.live):
                 do(Take(worker))

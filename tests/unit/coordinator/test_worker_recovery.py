@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.config import (
-    ClusterConfig,
-    CollectiveConfig,
-    FaultsConfig,
-    ModeConfig,
-    ModelConfig,
-    RunConfig,
-    SwitchConfig,
-    TrainConfig,
-    check,
-)
+from gbactl.config import CollectiveConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig, check
 from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.training_phase import ApplyStep
@@ -27,7 +18,6 @@ from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.nodes import worker_process as node
 from gbactl.replay.replay_command import replay, sentence
-from gbactl.wire.messages import Event
 from gbactl.wire.reliable import ReliableHub
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.loop import WorkerLoop
@@ -36,91 +26,62 @@ from tests.support.deaths import DyingWorker as Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import SERVED
 from tests.support.simulated_runs import model
+from tests.support.thread_cluster import ThreadCluster, clustered
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_data.prepared(tmp_path_factory.mktemp("cache"), 1500)
+@pytest.fixture
+def cluster(cluster: ThreadCluster) -> ThreadCluster:
+    """Frames of who is gone, and its successor's first ones, may be refused."""
+    cluster.most_refused = math.inf
+    return cluster
 
 
 def config(mode: str, workers: int = 3, lost: str = "replace", hang: float = 10.0, **more: Any) -> RunConfig:
-    return check(
-        RunConfig(
-            mode=ModeConfig(mode),
-            model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
-            cluster=ClusterConfig(workers=workers, servers=2, lost_worker=lost, hang_seconds=hang),
-            collective=CollectiveConfig(name="shm"),
-            train=TrainConfig(global_batch=96, eval_batch=200),
-            seed=5,
-            **more,
-        )
-    )
-
-
-def adds_up(result: dict[str, Any], samples: int = 1500) -> None:
-    counted = result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
-
-
-def names(events: list[Event], name: str) -> list[str]:
-    return [event.fields["process"] for event in events if event.name == name]
+    nodes = {"workers": workers, "lost_worker": lost, "hang_seconds": hang}
+    return clustered(mode, nodes, collective=CollectiveConfig(name="shm"), **more)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 @pytest.mark.parametrize("mode", SERVED)
-def test_the_others_go_on_and_every_sample_counts_once(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: str
-) -> None:
-    Victim(monkeypatch, 1, 3, when)
-    events: list[Event] = []
-    result = run_in_memory(config(mode), data, tmp_path, events=events)
-    adds_up(result)
+def test_the_others_go_on_and_every_sample_counts_once(cluster: ThreadCluster, mode: str, when: str) -> None:
+    Victim(cluster.patch, 1, 3, when)
+    result = cluster.train(config(mode))
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("W1", "death") and 0.0 < failed["detected_s"] < 2.0
     assert (failed["samples_undone"], failed["pls"]) == (0, 0.0)
-    assert names(events, "lost") == ["W1"]
+    assert [each["process"] for each in cluster.told("lost")] == ["W1"]
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
-def test_the_only_worker_is_waited_for(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_the_only_worker_is_waited_for(cluster: ThreadCluster, mode: str) -> None:
     """Nobody else can finish the run, so the successor did."""
-    Victim(monkeypatch, 0, 4, "before")
-    events: list[Event] = []
+    Victim(cluster.patch, 0, 4, "before")
     options = {"backup": 0} if mode == "hop_bw" else {}
     cfg = config("async", workers=1)
     cfg.mode = ModeConfig(mode, options=options)
-    result = run_in_memory(check(cfg), data, tmp_path, events=events)
-    adds_up(result)
-    assert names(events, "joined") == ["W0"]
+    result = cluster.train(check(cfg))
+    assert [each["process"] for each in cluster.told("joined")] == ["W0"]
     [failed] = result["recovery"]
     assert 0.0 <= failed["detected_s"] <= failed["loaded_s"] <= failed["useful_s"]
 
 
-def test_who_dies_before_it_has_joined_is_replaced_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_dies_before_it_has_joined_is_replaced_again(cluster: ThreadCluster) -> None:
     """Its connection breaks; the run still waits for somebody."""
-    Victim(monkeypatch, 0, 4, "before")
-    plain, tries = node.warm_up, []
-
-    def warm_up(*args: Any) -> None:
-        tries.append(1)
-        plain(*args)
-
-    monkeypatch.setattr(node, "warm_up", warm_up)
-    result = run_in_memory(config("gba", workers=1), data, tmp_path)
-    adds_up(result)
+    Victim(cluster.patch, 0, 4, "before")
+    tries = []
+    cluster.before(node, "warm_up", lambda *_: tries.append(1))
+    cluster.train(config("gba", workers=1))
     assert len(tries) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_gets_no_further_successor_after_three_that_died_without_work(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    cluster: ThreadCluster, workers: int
 ) -> None:
     """The other one finishes the run; where there is none, the run ends."""
-    plain, tries, enough = WorkerLoop._train, list[int](), threading.Event()
+    tries, enough = list[int](), threading.Event()
 
     def train(self: Any, item: Any) -> None:
         if self.client.index == workers - 1:
@@ -129,35 +90,29 @@ def test_a_worker_gets_no_further_successor_after_three_that_died_without_work(
                 enough.set()
             raise Killed
         assert enough.wait(30.0)
-        plain(self, item)
 
-    monkeypatch.setattr(WorkerLoop, "_train", train)
-    events: list[Event] = []
+    cluster.before(WorkerLoop, "_train", train)
     if workers == 1:
         with pytest.raises(PeerGoneError, match=r"W0 is gone\."):
-            run_in_memory(config("gba", workers=1), data, tmp_path)
+            cluster.train(config("gba", workers=1))
     else:
-        adds_up(run_in_memory(config("gba", workers=2), data, tmp_path, events=events))
-        lost = [event.fields["replaced"] for event in events if event.name == "lost"]
+        cluster.train(config("gba", workers=2))
+        lost = [each["replaced"] for each in cluster.told("lost")]
         assert lost == [True, True, True, False]
     assert len(tries) == 4
 
 
-def test_without_replacement_those_left_finish(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Victim(monkeypatch, 2, 2, "before")
-    events: list[Event] = []
-    result = run_in_memory(config("gba", lost="continue"), data, tmp_path, events=events)
-    adds_up(result)
-    assert names(events, "joined") == [] and result["recovery"][0]["loaded_s"] is None
+def test_without_replacement_those_left_finish(cluster: ThreadCluster) -> None:
+    Victim(cluster.patch, 2, 2, "before")
+    result = cluster.train(config("gba", lost="continue"))
+    assert [each["process"] for each in cluster.told("joined")] == [] and result["recovery"][0]["loaded_s"] is None
 
 
 @pytest.mark.parametrize(("mode", "lost"), [("gba", "end"), ("sync", "end")])
-def test_where_nobody_may_be_lost_the_run_ends(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, lost: str
-) -> None:
-    Victim(monkeypatch, 1, 3, "before")
+def test_where_nobody_may_be_lost_the_run_ends(cluster: ThreadCluster, mode: str, lost: str) -> None:
+    Victim(cluster.patch, 1, 3, "before")
     with pytest.raises(PeerGoneError, match="W1 is gone"):
-        run_in_memory(config(mode, lost=lost), data, tmp_path)
+        cluster.train(config(mode, lost=lost))
 
 
 # -- sync -------------------------------------------------------------------------------------------
@@ -174,91 +129,74 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 @pytest.mark.parametrize("turn", [1, 3, 16])
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], victim: int, when: str,
-    turn: int, lost: str,
-) -> None:  # fmt: skip
+    cluster: ThreadCluster, undisturbed: dict[str, Any], victim: int, when: str, turn: int, lost: str
+) -> None:
     """The dead worker's part of the sum is there (it pushes after it): its rows came to no, one or all servers."""
-    Victim(monkeypatch, victim, turn, when)
-    result = run_in_memory(config("sync", lost=lost), data, tmp_path)
-    adds_up(result)
+    Victim(cluster.patch, victim, turn, when)
+    result = cluster.train(config("sync", lost=lost))
     assert model(result) == model(undisturbed)
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_where_a_ring_breaks_all_get_the_same_parameters_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], when: str
+    cluster: ThreadCluster, undisturbed: dict[str, Any], when: str
 ) -> None:
-    Victim(monkeypatch, 0, 4, when)
+    Victim(cluster.patch, 0, 4, when)
     cfg = config("sync")
     cfg.collective.name = "gloo"
-    result = run_in_memory(cfg, data, tmp_path)
-    adds_up(result)
+    result = cluster.train(cfg)
     assert model(result) == model(undisturbed)
     assert len(result["phases"]) >= 2
 
 
 @pytest.mark.parametrize("turn", [2, 9])
 def test_sync_where_the_dead_workers_part_of_the_sum_is_missing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int
+    cluster: ThreadCluster, undisturbed: dict[str, Any], turn: int
 ) -> None:
     """It dies with a bucket put in and another one not."""
     from tests.support.in_memory_collective import MemoryCollective
 
-    plain, starts = MemoryCollective.start, [0]
+    starts = [0]
 
-    def start(self: Any, name: str, buffer: Any) -> Any:
+    def start(self: Any, name: str, buffer: Any) -> None:
         if self.rank == 1 and starts[0] >= 0:
             starts[0] += 1
             if starts[0] == 2 * turn:
                 starts[0] = -1
                 raise Killed
-        return plain(self, name, buffer)
 
-    monkeypatch.setattr(MemoryCollective, "start", start)
-    result = run_in_memory(config("sync"), data, tmp_path)
-    adds_up(result)
+    cluster.before(MemoryCollective, "start", start)
+    result = cluster.train(config("sync"))
     assert model(result) == model(undisturbed) and len(result["recovery"]) == 1
 
 
-def test_a_successor_takes_part_in_sync(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any]
-) -> None:
+def test_a_successor_takes_part_in_sync(cluster: ThreadCluster, undisturbed: dict[str, Any]) -> None:
     """The others wait for it before they go on, so that it comes in time."""
-    Victim(monkeypatch, 1, 3, "before")
+    Victim(cluster.patch, 1, 3, "before")
     there = threading.Event()
-    plain, warm = WorkerClient.push, node.warm_up
-
-    def warm_up(*args: Any) -> None:
-        warm(*args)
-        there.set()
 
     def push(self: Any, item: Any, *rest: Any) -> None:
         if item.grant.token > 5:
             there.wait(8)
-        plain(self, item, *rest)
 
-    monkeypatch.setattr(node, "warm_up", warm_up)
-    monkeypatch.setattr(WorkerClient, "push", push)
-    events: list[Event] = []
-    cfg = config("sync", data={**small_data.options(1500), "cache": str(data.parent)})
-    result = run_in_memory(cfg, data, tmp_path, events=events)
-    adds_up(result)
-    verdict = replay(tmp_path)
+    cluster.after(node, "warm_up", lambda *_: there.set())
+    cluster.before(WorkerClient, "push", push)
+    cfg = config("sync", data={**small_data.options(1500), "cache": str(cluster.data.parent)})
+    result = cluster.train(cfg)
+    verdict = replay(cluster.folder)
     assert verdict["identical"], sentence(verdict)
-    assert names(events, "joined") == ["W1"] and model(result) == model(undisturbed)
+    assert [each["process"] for each in cluster.told("joined")] == ["W1"] and model(result) == model(undisturbed)
     [failed] = result["recovery"]
     assert failed["useful_s"] is not None
     assert [phase["mode"] for phase in result["phases"]] == ["sync", "sync"]
 
 
 @pytest.mark.parametrize(("first", "to"), [("sync", "gba"), ("gba", "sync")])
-def test_a_successor_before_a_switch(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, to: str
-) -> None:
-    Victim(monkeypatch, 1, 2, "before")
+def test_a_successor_before_a_switch(cluster: ThreadCluster, first: str, to: str) -> None:
+    Victim(cluster.patch, 1, 2, "before")
     cfg = config(first, switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": to}]))
-    adds_up(run_in_memory(cfg, data, tmp_path))
+    cluster.train(cfg)
 
 
 # -- messages ---------------------------------------------------------------------------------------
@@ -268,55 +206,45 @@ STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "del
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", SERVED)
-def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, tmp_path: Path, mode: str) -> None:
-    result = run_in_memory(config(mode, faults=FaultsConfig(plans=[STORM])), data, tmp_path)
-    adds_up(result)
+def test_lost_doubled_late_and_overtaken_messages_change_no_account(cluster: ThreadCluster, mode: str) -> None:
+    result = cluster.train(config(mode, faults=FaultsConfig(plans=[STORM])))
     assert sum(result["gradients"].values()) == -(-1500 // 32)
     assert result["refused_frames"] == 0
     assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
-def test_sync_has_the_same_bits_in_a_storm(data: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    result = run_in_memory(config("sync", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
+def test_sync_has_the_same_bits_in_a_storm(cluster: ThreadCluster, undisturbed: dict[str, Any]) -> None:
+    result = cluster.train(config("sync", faults=FaultsConfig(plans=[STORM])))
     assert model(result) == model(undisturbed) and set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
 @pytest.mark.parametrize("mode", ["gba", "sync"])
-def test_a_storm_begins_at_a_step(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], mode: str
-) -> None:
+def test_a_storm_begins_at_a_step(cluster: ThreadCluster, undisturbed: dict[str, Any], mode: str) -> None:
     """The servers' end, the workers' and the coordinator's, each by what it hears; none before that step is ordered."""
     ordered, met, hubs = [0], list[int](), list[ReliableHub]()
-    order, draw, init = LivePhase._order, MessageFaultStream.draw, ReliableHub.__init__
+    draw = MessageFaultStream.draw
 
     def orders(this: Any, command: ApplyStep) -> None:
         ordered[0] = command.step.step + 1
-        order(this, command)
 
     def draws(this: Any, on: Any) -> Any:
         now, fate = ordered[0], draw(this, on)
         met.extend([now] if fate.names else ())
         return fate
 
-    def made(this: Any, *args: Any) -> None:
-        init(this, *args)
-        hubs.append(this)
-
-    monkeypatch.setattr(LivePhase, "_order", orders)
-    monkeypatch.setattr(MessageFaultStream, "draw", draws)
-    monkeypatch.setattr(ReliableHub, "__init__", made)
-    result = run_in_memory(config(mode, faults=FaultsConfig(plans=[{**STORM, "step": 6}])), data, tmp_path)
-    adds_up(result)
+    cluster.before(LivePhase, "_order", orders)
+    cluster.patch.setattr(MessageFaultStream, "draw", draws)
+    cluster.after(ReliableHub, "__init__", lambda this, *_: hubs.append(this))
+    result = cluster.train(config(mode, faults=FaultsConfig(plans=[{**STORM, "step": 6}])))
     assert set(result["messages"]) == set(MESSAGE_OUTCOMES) and min(met) >= 6
     ends = {hub.me.role for hub in hubs if hub.counts.total() > hub.counts["retried"]}
     assert ends == {"coordinator", "server", "worker"}
     assert mode != "sync" or model(result) == model(undisturbed)
 
 
-def test_a_worker_dies_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Victim(monkeypatch, 1, 3, "after")
-    result = run_in_memory(config("gba", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
-    adds_up(result)
+def test_a_worker_dies_in_a_storm(cluster: ThreadCluster) -> None:
+    Victim(cluster.patch, 1, 3, "after")
+    result = cluster.train(config("gba", faults=FaultsConfig(plans=[STORM])))
     assert set(result["messages"]) == set(MESSAGE_OUTCOMES)
 
 
@@ -352,32 +280,21 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     awake.set()
 
 
-def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: threading.Event
-) -> None:
+def test_who_hangs_is_missed_and_refused_when_it_wakes_up(cluster: ThreadCluster, hung: threading.Event) -> None:
     """It wakes up when its successor works, and pushes what it had: the servers do not take it."""
-    useful = node.warm_up
-
-    def warm_up(*args: Any) -> None:
-        useful(*args)
-        hung.set()
-
-    monkeypatch.setattr(node, "warm_up", warm_up)
-    plain = WorkerClient.push
+    cluster.after(node, "warm_up", lambda *_: hung.set())
 
     def push(self: Any, item: Any, *rest: Any) -> None:
         if item.grant.batch > 60:
             hung.wait(8)  # the run does not end before
-        plain(self, item, *rest)
 
-    monkeypatch.setattr(WorkerClient, "push", push)
-    result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
-    adds_up(result)
+    cluster.before(WorkerClient, "push", push)
+    result = cluster.train(config("gba", hang=0.4))
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("W1", "hang")
     assert result["fenced_frames"] + result["refused_frames"] > 0
 
 
-def test_who_hangs_where_nobody_may_ends_the_run(data: Path, tmp_path: Path, hung: threading.Event) -> None:
+def test_who_hangs_where_nobody_may_ends_the_run(cluster: ThreadCluster, hung: threading.Event) -> None:
     with pytest.raises(ClusterError, match=r"W1 has not answered for 0\.4 s .* type cluster\.hang_seconds=0\.8"):
-        run_in_memory(config("gba", lost="end", hang=0.4), data, tmp_path)
+        cluster.train(config("gba", lost="end", hang=0.4))

@@ -88,9 +88,9 @@ def test_what_is_written_in_chunks_is_read_sliced_and_selected(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offsets": [0, 3, 2, 4, 5]}, "offsets of the multi-valued fields are not those of their values"),
-        ({"offsets": [0, 1, 2, 4, 4]}, "offsets of the multi-valued fields are not those of their values"),
-        ({"offsets": [0, 0, 0, 5, 5]}, "list of multi-valued field 0 has 5 values, where 3 are the most"),
+        ({"offsets": [0, 3, 2, 4, 5]}, "offsets of the multi-valued fields do not match their values"),
+        ({"offsets": [0, 1, 2, 4, 4]}, "offsets of the multi-valued fields do not match their values"),
+        ({"offsets": [0, 0, 0, 5, 5]}, "list of multi-valued field 0 has 5 values, more than 3"),
         ({"values": [1, 2, 3, 0, 7]}, "has the id 7, not one below 7"),
         ({"values": [1, 2, 4, 0, 6]}, "has the id 4, not one below 4"),
         ({"values": [1, -1, 3, 0, 6]}, "has the id -1, not one below 7"),
@@ -158,7 +158,7 @@ def test_a_cache_without_its_arrays_of_lists_or_with_others_is_refused(load: Loa
         with pytest.raises(DataError, match="names files that are not those of a data cache"):
             open_dataset(place)
     (place / META).write_text(json.dumps({**meta, "lists": meta["lists"][:1], "cardinalities": [1] * 5, "tables": []}))
-    with pytest.raises(DataError, match=r"offsets\.npy is not of as many rows as labels\.npy"):
+    with pytest.raises(DataError, match=r"offsets\.npy and labels\.npy have different numbers of rows"):
         open_dataset(place)
     with pytest.raises(DataError, match="pooling median; it can be sum, mean, max"):
         ListField(3, "median")

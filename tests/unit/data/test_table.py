@@ -480,7 +480,7 @@ SCHEMA_ERRORS = [
     ),
     (
         "columns: {y: label, c: categorical, x: {kind: time, format: '%Y-%m'}}",
-        "The format '%Y-%m' cannot be|not a time of the format",
+        "The format '%Y-%m' is invalid|not a time of the format",
     ),
     ("columns: {y: label, x: numeric, c: day}", "row 2: the column c is 'a', not a day such as"),
     (

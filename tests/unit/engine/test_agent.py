@@ -39,6 +39,18 @@ def link(tmp_path: Path) -> Iterator[AgentConnection]:
     made.close()
 
 
+@contextlib.contextmanager
+def agents_of(folder: Path, environment: dict[str, str] | None = None) -> Iterator[HostAgents]:
+    """The agents of a run on this host alone, connected and set up."""
+    made = HostAgents(["localhost"], lambda host: command(host, "ssh", None), folder, 30.0)
+    try:
+        made.connect()
+        made.send_setup("127.0.0.1", 30.0, folder, environment or {})
+        yield made
+    finally:
+        made.close()
+
+
 def settle(link: AgentConnection, **more: Any) -> dict[str, Any]:
     fields = {"hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}}
     return link.request("settle", 20.0, **{**fields, "run_dir": "/there/is/no/such", **more})
@@ -140,32 +152,24 @@ def test_a_process_s_log_and_end_are_told(link: AgentConnection, tmp_path: Path)
     wait_for(lambda: ("exited", {"name": "S0", "code": -9}) in told, 20)
 
 
-def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
-    link = AgentConnection("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+def test_an_agent_that_is_stopped_counts_as_gone(link: AgentConnection) -> None:
     lost = threading.Event()
     link.on_lost = lambda why: lost.set()
-    try:
-        settle(link)
-        link.patience = 1.0
-        os.kill(link._process.pid, signal.SIGSTOP)
-        assert lost.wait(20) and link.lost_reason == "it has said nothing for 1 s"
-        with pytest.raises(ClusterError, match="Host here is gone: it has said nothing for 1 s"):
-            link.request("facts", 5.0)
-    finally:
-        link.close()
+    settle(link)
+    link.patience = 1.0
+    os.kill(link._process.pid, signal.SIGSTOP)
+    assert lost.wait(20) and link.lost_reason == "it has said nothing for 1 s"
+    with pytest.raises(ClusterError, match="Host here is gone: it has said nothing for 1 s"):
+        link.request("facts", 5.0)
 
 
-def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
-    link = AgentConnection("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+def test_an_agent_that_hears_nothing_ends_by_itself(link: AgentConnection, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / mark(TOKEN)).touch()
-    try:
-        pid = started(link, tmp_path)
-        settle(link, run_dir=str(tmp_path), hang_seconds=1.0)
-        link._ending = True  # no more pulses
-        wait_for(lambda: not alive(pid) and link.lost_reason is not None, 20)
-    finally:
-        link.close()
+    pid = started(link, tmp_path)
+    settle(link, run_dir=str(tmp_path), hang_seconds=1.0)
+    link._ending = True  # no more pulses
+    wait_for(lambda: not alive(pid) and link.lost_reason is not None, 20)
 
 
 @pytest.mark.parametrize("name", ["open_shell", "start"])
@@ -194,10 +198,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     table = {"name": "table", "path": str(tmp_path / "t.csv"), "schema": str(tmp_path / "s.yaml")}
     path = prepare({**table, "cache": str(tmp_path / "own")})
     assert {each.name for each in path.iterdir()} == set(FILES)
-    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
-    try:
-        agents.connect()
-        agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
+    with agents_of(tmp_path) as agents:
         other = tmp_path / "elsewhere" / path.name  # as a launcher would have it whose disk nobody shares
         there, link = tmp_path / "there", agents.links["localhost"]
         asked = link.request("find", 20.0, path=str(other), fingerprint=fingerprint(path), cache=str(there))
@@ -208,24 +209,17 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
         assert not list(there.glob("*.partial*"))
         agents.give_data(other, fingerprint(path), str(there), lambda text, share: None)
         assert agents.reports["localhost"].data == "the same" and not agents.faults
-    finally:
-        agents.close()
 
 
 def test_why_data_cannot_be_written_on_a_host_is_told(tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
     (tmp_path / "file").touch()
-    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
-    try:
-        agents.connect()
-        agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
+    with agents_of(tmp_path) as agents:
         lacking, cache = tmp_path / "elsewhere" / path.name, tmp_path / "file" / "cache"
         link = agents.links["localhost"]
         link.request("find", 20.0, path=str(lacking), fingerprint=fingerprint(path), cache=str(cache))
         with pytest.raises(ClusterError, match=r"localhost: the data cannot be written to \S+/file/cache \(Not a dir"):
             agents._send(link, path, lambda text, share: None)
-    finally:
-        agents.close()
 
 
 def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_path: Path) -> None:
@@ -237,29 +231,19 @@ def test_a_class_that_a_host_cannot_import_is_found_before_anything_starts(tmp_p
         "data.target": "no_such_package.Reader",
     }  # fmt: skip
     for environment, missing in (({}, ["model", "data"]), ({"PYTHONPATH": str(folder)}, ["data"])):
-        agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
-        try:
-            agents.connect()
-            agents.send_setup("127.0.0.1", 30.0, tmp_path, environment)
+        with agents_of(tmp_path, environment) as agents:
             agents.check_imports(targets)
             assert [fault.split("import ")[1].split(".target")[0] for fault in agents.faults] == missing
             assert "data.target=no_such_package.Reader (ModuleNotFoundError: No module named" in agents.faults[-1]
             assert "install its package there" in agents.faults[-1]
-        finally:
-            agents.close()
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    agents = HostAgents(["localhost"], lambda host: command(host, "ssh", None), tmp_path, 30.0)
-    try:
-        agents.connect()
-        agents.send_setup("127.0.0.1", 30.0, tmp_path, {})
+    with agents_of(tmp_path) as agents:
         where = str(agents.links["localhost"].request("listen", 20.0)["address"])
         assert dial(where, agents.token, False).error == ""
         agents.lines()
         assert not agents.faults and dial(where, agents.token, False).error != ""
-    finally:
-        agents.close()
 
 
 def test_damaged_data_are_refused(link: AgentConnection, tmp_path: Path) -> None:
@@ -283,20 +267,20 @@ def test_no_file_outside_a_cache_is_written(link: AgentConnection, tmp_path: Pat
     assert not (tmp_path / "there").exists() and not (tmp_path / "evil").exists()
 
 
-def test_a_probe_answers_only_who_has_the_token() -> None:
-    probe = ReachabilityProbe("127.0.0.1", bytes.fromhex(TOKEN))
-    try:
-        assert dial(probe.address, bytes.fromhex(TOKEN), False).error == ""
-        assert dial(probe.address, bytes(32), False).error != ""
-    finally:
-        probe.close()
+@pytest.fixture
+def probe() -> Iterator[ReachabilityProbe]:
+    made = ReachabilityProbe("127.0.0.1", bytes.fromhex(TOKEN))
+    yield made
+    made.close()
+
+
+def test_a_probe_answers_only_who_has_the_token(probe: ReachabilityProbe) -> None:
+    assert dial(probe.address, bytes.fromhex(TOKEN), False).error == ""
+    assert dial(probe.address, bytes(32), False).error != ""
+    probe.close()
     assert dial(probe.address, bytes.fromhex(TOKEN), False).error != ""
 
 
-def test_a_line_is_measured() -> None:
-    probe = ReachabilityProbe("127.0.0.1", bytes.fromhex(TOKEN))
-    try:
-        line = dial(probe.address, bytes.fromhex(TOKEN), True)
-    finally:
-        probe.close()
+def test_a_line_is_measured(probe: ReachabilityProbe) -> None:
+    line = dial(probe.address, bytes.fromhex(TOKEN), True)
     assert line.error == "" and line.latency_us > 0 and line.gbit > 0

@@ -101,5 +101,5 @@ def test_hosts_do_not_all_dial_the_same_one_at_the_same_time(tmp_path: Path) -> 
 
 
 def test_nothing_measured_nothing_written() -> None:
-    with pytest.raises(UsageError, match="No line between two hosts was measured"):
+    with pytest.raises(UsageError, match="No connection between two hosts was measured"):
         host_agents.text(HostFindings({"a": HostReport("a")}))

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -131,10 +132,21 @@ def test_why_ray_does_not_run_an_agent(raised: str, told: str) -> None:
     assert ray._reason(RuntimeError(raised)) == told
 
 
+@pytest.fixture
+def launcher_pipe() -> Iterator[int]:
+    """A pipe in the place of standard input; the launcher's end of it, which who uses it closes."""
+    before, (pipe, launcher) = os.dup(0), os.pipe()
+    os.dup2(pipe, 0)
+    yield launcher
+    os.dup2(before, 0)
+    for each in (before, pipe):
+        os.close(each)
+
+
 def test_a_driver_ends_when_ray_reports_its_actor_dead_though_the_agent_s_connection_is_open(
-    monkeypatch: pytest.MonkeyPatch,
+    launcher_pipe: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, (pipe, launcher), out, dead, ended = os.dup(0), os.pipe(), os.pipe(), threading.Event(), threading.Event()
+    out, dead, ended = os.pipe(), threading.Event(), threading.Event()
 
     def lose(_: object) -> str:
         dead.wait()
@@ -147,7 +159,6 @@ def test_a_driver_ends_when_ray_reports_its_actor_dead_though_the_agent_s_connec
     monkeypatch.setattr(ray, "signal", MagicMock())
     monkeypatch.setattr(ray, "print", lambda text, **_: told.append(text), raising=False)
     monkeypatch.setattr(ray, "os", SimpleNamespace(_exit=lambda code: ended.set(), getcwd=os.getcwd))
-    os.dup2(pipe, 0)
     driver = threading.Thread(target=ray.run_agent, args=("n1", 2, [""], ["agent"], out[1]), daemon=True)
     try:
         driver.start()
@@ -161,20 +172,19 @@ def test_a_driver_ends_when_ray_reports_its_actor_dead_though_the_agent_s_connec
     finally:
         dead.set()
         driver.join(10)
-        os.dup2(before, 0)
-        for each in (before, pipe, launcher, out[0]):
+        for each in (launcher_pipe, out[0]):
             os.close(each)
 
 
 @pytest.mark.parametrize("command_ends", [False, True])
 def test_a_driver_that_waits_for_an_agent_ends_with_its_launcher_or_its_command(
-    monkeypatch: pytest.MonkeyPatch, command_ends: bool
+    launcher_pipe: int, monkeypatch: pytest.MonkeyPatch, command_ends: bool
 ) -> None:
     """The launcher may be killed, and its end of the pipe is then closed; the command may be `true`, to try it."""
-    before, (pipe, launcher), over = os.dup(0), os.pipe(), threading.Event()
+    over = threading.Event()
     if command_ends:
         over.set()
-    typed = os.fdopen(launcher, "wb")
+    typed = os.fdopen(launcher_pipe, "wb")
 
     def end(_: object) -> str:
         over.wait()
@@ -185,7 +195,6 @@ def test_a_driver_that_waits_for_an_agent_ends_with_its_launcher_or_its_command(
     monkeypatch.setattr(ray, "_connect", lambda: cluster)
     monkeypatch.setattr(ray, "FREE_SECONDS", 0.05)
     monkeypatch.setattr(ray, "print", lambda *_, **__: typed.close(), raising=False)
-    os.dup2(pipe, 0)
     try:
         driver = threading.Thread(target=ray.run_agent, args=("n1", 2, [""], ["agent"], 1), daemon=True)
         driver.start()
@@ -194,6 +203,3 @@ def test_a_driver_that_waits_for_an_agent_ends_with_its_launcher_or_its_command(
     finally:
         over.set()
         typed.close()
-        os.dup2(before, 0)
-        for each in (before, pipe):
-            os.close(each)

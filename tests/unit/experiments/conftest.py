@@ -1,8 +1,7 @@
-"""The bench's modules, which are scripts beside each other, not a package; configurations of studies' cells."""
+"""Scripts of the studies, which are no packages: a test imports them by name; configurations of studies' cells."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Collection
@@ -17,24 +16,22 @@ from gbactl.launch.hydra_config import compose
 from gbactl.tracking.metrics_and_tags import config_hash
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
-PERFORMANCE = EXPERIMENTS / "performance"
-MODULES = (
-    "bench_lines", "bench_ratios", "bench_report", "curve_analysis", "curves", "kernel_copy", "profile_run",
-    "ratio_sides", "server_cpu", "table_sizes", "tsv_preparation", "unauthenticated_clients", "virtual_cost",
-)  # fmt: skip
 
-sys.path.insert(0, str(EXPERIMENTS))  # of the scripts that studies share
+sys.path += map(str, (EXPERIMENTS, *EXPERIMENTS.glob("*/"), EXPERIMENTS / "performance" / "peers"))
 
 
 @pytest.fixture(scope="session")
-def bench() -> dict[str, ModuleType]:
-    sys.path[:0] = [str(PERFORMANCE), str(PERFORMANCE / "peers")]
-    found = {name: importlib.import_module(name) for name in MODULES}
-    spec = importlib.util.spec_from_file_location("performance_run", PERFORMANCE / "run.py")
-    assert spec is not None and spec.loader is not None
-    found["run"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found["run"])
-    return found
+def run_script() -> Callable[[str], ModuleType]:
+    """Import the run.py of a study's folder, as several have one."""
+
+    def load(study: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"{study}_run", EXPERIMENTS / study / "run.py")
+        assert spec is not None and spec.loader is not None
+        found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+        return found
+
+    return load
 
 
 @pytest.fixture

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import truth
 
 from gbactl.launch.hydra_config import compose
 
-FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "advise"
 SYNC, GBA, ASYNC = (1000.0, 0.8), (2000.0, 0.8), (2500.0, 0.7)
 
 
 @pytest.fixture(scope="module")
-def truth() -> ModuleType:
-    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
-    return importlib.import_module("truth")
-
-
-@pytest.fixture(scope="module")
-def settings(truth: ModuleType) -> list[Any]:
-    sys.modules.pop("run", None)
-    found: list[Any] = importlib.import_module("run").settings(False)
-    sys.modules.pop("run", None)
+def settings(run_script: Any) -> list[Any]:
+    found: list[Any] = run_script("advise").settings(False)
     return found
 
 
@@ -62,13 +50,13 @@ def told(mode: str, **rates: float) -> dict[str, Any]:
         ("async", False, "named async, whose measured AUC is worse; best: gba"),
     ],
 )
-def test_the_best_is_the_fastest_with_the_auc_of_sync(truth: ModuleType, named: str, right: bool, words: str) -> None:
+def test_the_best_is_the_fastest_with_the_auc_of_sync(named: str, right: bool, words: str) -> None:
     found = truth.of_real(runs(sync=SYNC, gba=GBA, **{"async": ASYNC}))
     assert truth.best(found) == ("gba", 2.0)
     assert truth.judged(told(named), found) == (words, right)
 
 
-def test_results_have_predictions_beside_measurements(truth: ModuleType, settings: list[Any]) -> None:
+def test_results_have_predictions_beside_measurements(settings: list[Any]) -> None:
     done = {"setting": settings[0], "advice": told("gba", sync=1.0, gba=2.1), "runs": runs(sync=SYNC, gba=GBA)}
     text = truth.text([done], "abc")
     assert "in 1 of 1 settings" in text and "named gba, with 1.00 of the EPS of the best, gba: right." in text

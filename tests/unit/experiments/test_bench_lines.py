@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import bench_lines
+import bench_ratios
+import bench_report
 import pytest
+import ratio_sides
 
-Modules = dict[str, ModuleType]
 TARGETS = {
     "async-shm": 0.93, "async-tcp": 0.82, "async-bf16": 0.85, "bf16-async": 1.55, "gba": 0.98, "rpc": 1.25,
     "rpc-ahead": 1.25, "saving": 0.99, "priority-scar": 0.99, "priority-mfu": 0.99, "priority-ssu": 0.99,
@@ -21,8 +23,8 @@ TARGETS = {
 }  # fmt: skip
 
 
-def some_bench(bench: Modules, folder: Path = Path()) -> Any:
-    return bench["ratio_sides"].Bench(folder, 1000, 1.0)
+def some_bench(folder: Path = Path()) -> Any:
+    return ratio_sides.Bench(folder, 1000, 1.0)
 
 
 def side(*rates: float) -> Any:
@@ -34,29 +36,25 @@ def quiet(_: str) -> None:
     """Progress that nobody reads."""
 
 
-def test_every_target_stands(bench: Modules) -> None:
-    pairs = bench["bench_ratios"].pairs(some_bench(bench))
+def test_every_target_stands() -> None:
+    pairs = bench_ratios.pairs(some_bench())
     assert {pair.name: pair.target for pair in pairs} == TARGETS
     assert [pair.name for pair in pairs if not pair.at_least] == ["server-cpu-2", "server-cpu-4"]
 
 
-def test_a_line_with_sync_names_its_collective(bench: Modules) -> None:
-    of_sync = [
-        pair for pair in bench["bench_ratios"].pairs(some_bench(bench)) if "sync" in pair.what.replace("async", "")
-    ]
+def test_a_line_with_sync_names_its_collective() -> None:
+    of_sync = [pair for pair in bench_ratios.pairs(some_bench()) if "sync" in pair.what.replace("async", "")]
     assert len(of_sync) == 8
     assert all("collective=horovod" in pair.what or "collective=shm" in pair.what for pair in of_sync)
 
 
-def test_a_pair_alternates_and_divides(bench: Modules) -> None:
+def test_a_pair_alternates_and_divides() -> None:
     order: list[str] = []
 
     def told(name: str, rates: Any) -> Any:
         return lambda: order.append(name) or rates()
 
-    pair = bench["bench_lines"].Pair(
-        "x", "x / y", told("variant", side(90.0, 100.0)), told("base", side(100.0, 80.0)), 1.0
-    )
+    pair = bench_lines.Pair("x", "x / y", told("variant", side(90.0, 100.0)), told("base", side(100.0, 80.0)), 1.0)
     line = pair.measure(2, quiet)
     assert order == ["base", "variant"] * 2
     assert line.values == [0.9, 1.25] and line.median == pytest.approx(1.075) and line.met
@@ -66,17 +64,22 @@ def test_a_pair_alternates_and_divides(bench: Modules) -> None:
 @pytest.mark.parametrize(
     ("at_least", "value", "met"), [(True, 1.0, True), (True, 0.9, False), (False, 1.0, True), (False, 1.1, False)]
 )
-def test_a_target_is_a_floor_or_a_ceiling(bench: Modules, at_least: bool, value: float, met: bool) -> None:
-    pair = bench["bench_lines"].Pair("x", "x", side(value), side(1.0), 1.0, at_least)
+def test_a_target_is_a_floor_or_a_ceiling(at_least: bool, value: float, met: bool) -> None:
+    pair = bench_lines.Pair("x", "x", side(value), side(1.0), 1.0, at_least)
     assert pair.measure(1, quiet).met is met
 
 
-def test_without_a_target_nothing_is_met_or_missed(bench: Modules) -> None:
-    assert bench["bench_lines"].Line("x", "x", [1.0]).met is None
+def test_without_a_target_nothing_is_met_or_missed() -> None:
+    assert bench_lines.Line("x", "x", [1.0]).met is None
 
 
-def test_only_takes_a_name_or_the_beginning_of_names(bench: Modules) -> None:
-    known, picked = ("sync-512", "sync-shm-512", "data-path", "data-path-shuffle", "gba"), bench["run"].picked
+@pytest.fixture(scope="module")
+def run(run_script: Any) -> Any:
+    return run_script("performance")
+
+
+def test_only_takes_a_name_or_the_beginning_of_names(run: Any) -> None:
+    known, picked = ("sync-512", "sync-shm-512", "data-path", "data-path-shuffle", "gba"), run.picked
     assert picked(None, known) == list(known)
     assert picked(["gba", "sync"], known) == ["gba", "sync-512", "sync-shm-512"]
     assert picked(["data-path"], known) == ["data-path"]
@@ -85,24 +88,24 @@ def test_only_takes_a_name_or_the_beginning_of_names(bench: Modules) -> None:
         picked(["sync-51"], known)
 
 
-def test_every_measurement_has_a_name(bench: Modules, tmp_path: Path) -> None:
-    names = set(bench["run"].jobs(some_bench(bench, tmp_path), 1, True, quiet))
+def test_every_measurement_has_a_name(run: Any, tmp_path: Path) -> None:
+    names = set(run.jobs(some_bench(tmp_path), 1, True, quiet))
     assert set(TARGETS) < names
     assert {"kernel-copy", "tsv", "virtual-128", "virtual-512", "server-cpu-shm", "server-cpu-tcp"} < names
 
 
-def test_neither_a_failure_nor_a_cut_costs_the_other_lines(bench: Modules) -> None:
-    line = bench["bench_lines"].Line("good", "x", [1.0])
+def test_neither_a_failure_nor_a_cut_costs_the_other_lines(run: Any) -> None:
+    line = bench_lines.Line("good", "x", [1.0])
 
     def fails() -> Any:
-        raise bench["run"].SideError("no figure")
+        raise run.SideError("no figure")
 
     kept: list[tuple[list[Any], dict[str, str]]] = []
 
     def keep(found: list[Any], failed: dict[str, str]) -> None:
         kept.append((list(found), dict(failed)))
 
-    found, failed = bench["run"].measure({"bad": fails, "good": lambda: [line]}, keep)
+    found, failed = run.measure({"bad": fails, "good": lambda: [line]}, keep)
     assert found == [line] and failed == {"bad": "no figure"}
     assert kept == [([], failed), ([line], failed)]
 
@@ -117,13 +120,13 @@ HERE = {
 }  # fmt: skip
 
 
-def test_the_results_say_how_where_and_with_what(bench: Modules) -> None:
-    make = bench["bench_lines"].Line
+def test_the_results_say_how_where_and_with_what() -> None:
+    make = bench_lines.Line
     found = [
         make("a", "up", [0.8, 1.0, 0.9], 0.95), make("b", "down", [1.0], 1.3, at_least=False, note="n"),
         make("c", "free", [3.0]),
     ]  # fmt: skip
-    text = bench["bench_report"].text(found, settings(), {"d": "it took too long"}, HERE)
+    text = bench_report.text(found, settings(), {"d": "it took too long"}, HERE)
     assert text.splitlines() == [
         "# Results", "", "Last written by `run.py --out here`; lines that it did not measure stay.", "",
         "Machine: CPU, 2 cores, 23.4 GiB, Linux 6; load 0.1 before. "
@@ -138,21 +141,21 @@ def test_the_results_say_how_where_and_with_what(bench: Modules) -> None:
     ]  # fmt: skip
 
 
-def test_a_quick_run_says_so(bench: Modules) -> None:
-    assert "its figures mean nothing" in bench["bench_report"].text([], settings(quick=True), {}, HERE)
+def test_a_quick_run_says_so() -> None:
+    assert "its figures mean nothing" in bench_report.text([], settings(quick=True), {}, HERE)
 
 
-def test_what_is_written_can_be_read(bench: Modules, tmp_path: Path) -> None:
-    line = bench["bench_lines"].Line("a", "up", [1.0, 3.0], 1.5)
-    bench["bench_report"].write(tmp_path, [line], settings(), {})
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    line = bench_lines.Line("a", "up", [1.0, 3.0], 1.5)
+    bench_report.write(tmp_path, [line], settings(), {})
     read = json.loads((tmp_path / "results.json").read_text())
     assert read["lines"][0]["median"] == 2.0 and read["lines"][0]["met"] is True
     assert {"python", "torch", "gbactl"} <= set(read["machine"]["versions"])
     assert "| a | up | 2.000 |" in (tmp_path / "results.md").read_text()
 
 
-def test_lines_that_were_not_measured_again_stay(bench: Modules, tmp_path: Path) -> None:
-    make, write = bench["bench_lines"].Line, bench["bench_report"].write
+def test_lines_that_were_not_measured_again_stay(tmp_path: Path) -> None:
+    make, write = bench_lines.Line, bench_report.write
     write(tmp_path, [make("a", "up", [1.0]), make("b", "up", [1.0])], settings(), {})
     write(tmp_path, [make("b", "up", [2.0])], settings(), {})
     kept = json.loads((tmp_path / "results.json").read_text())["lines"]
@@ -163,7 +166,7 @@ def test_lines_that_were_not_measured_again_stay(bench: Modules, tmp_path: Path)
     assert [line["name"] for line in json.loads((tmp_path / "results.json").read_text())["lines"]] == ["d"]
 
 
-def test_the_command_is_one_for_a_checkout(bench: Modules) -> None:
-    script = bench["bench_report"].ROOT / "experiments" / "performance" / "run.py"
-    told = bench["bench_report"].command_line([str(script), "--only", "a b"])
+def test_the_command_is_one_for_a_checkout() -> None:
+    script = bench_report.ROOT / "experiments" / "performance" / "run.py"
+    told = bench_report.command_line([str(script), "--only", "a b"])
     assert told == ".venv/bin/python experiments/performance/run.py --only 'a b'"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
-Modules = dict[str, ModuleType]
+import profile_run
 
 RAW = (
     "thread (3754): MainThread;run (server.py);poll (hub.py) 30\n"
@@ -14,20 +12,18 @@ RAW = (
 )
 
 
-def test_looks_count_for_the_innermost_function_of_a_thread(bench: Modules) -> None:
-    profile = bench["profile_run"]
-    found = profile.stacks(RAW)
+def test_looks_count_for_the_innermost_function_of_a_thread() -> None:
+    found = profile_run.stacks(RAW)
     assert [stack.count for stack in found] == [30, 60, 6, 4]
-    assert profile.own(found) == {
+    assert profile_run.own(found) == {
         ("MainThread", "poll (hub.py)"): 30,
         ("MainThread", "apply (shard.py)"): 66,
         ("saver", "run (checkpoint_writer.py)"): 4,
     }
 
 
-def test_a_nodes_table_shares_out_the_cpu_of_its_role(bench: Modules) -> None:
-    profile = bench["profile_run"]
-    text = profile.of_node("S0", profile.stacks(RAW), 2.0)
+def test_a_nodes_table_shares_out_the_cpu_of_its_role() -> None:
+    text = profile_run.of_node("S0", profile_run.stacks(RAW), 2.0)
     assert "2.00 us of CPU a sample for its role, 100 looks." in text
     assert "| MainThread | `apply (shard.py)` | 66.0% | 1.32 |" in text
     assert "| | the rest | 0.0% | 0.00 |" in text

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import accuracy
 import pytest
+import study
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "calibration"
-
-
-@pytest.fixture(scope="module")
-def accuracy() -> ModuleType:
-    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
-    return importlib.import_module("accuracy")
 
 
 def record(mode: str, workers: int, eps: float, others: float = 0.0) -> dict[str, Any]:
@@ -26,7 +19,7 @@ def record(mode: str, workers: int, eps: float, others: float = 0.0) -> dict[str
 LOCAL = [record("gba", 2, 100.0), record("gba", 8, 90.0, 0.1), record("gba", 8, 110.0), record("sync", 8, 50.0)]
 
 
-def test_a_line_compares_the_mean_of_its_runs_with_the_prediction(accuracy: ModuleType) -> None:
+def test_a_line_compares_the_mean_of_its_runs_with_the_prediction() -> None:
     table = accuracy.table(LOCAL, [record("gba", 8, 104.0), record("gba", 2, 99.0), record("sync", 8, 50.0)])
     assert table.splitlines()[2:] == [
         "| gba | 2 | yes | 1 | 100 | 99 | -1.0 % | 0.00 |",
@@ -36,13 +29,12 @@ def test_a_line_compares_the_mean_of_its_runs_with_the_prediction(accuracy: Modu
 
 
 @pytest.mark.parametrize(("eps", "word"), [(91.0, "met"), (89.0, "missed"), (111.0, "missed")])
-def test_only_workers_that_the_fit_did_not_see_are_judged(accuracy: ModuleType, eps: float, word: str) -> None:
+def test_only_workers_that_the_fit_did_not_see_are_judged(eps: float, word: str) -> None:
     verdict = accuracy.verdict(LOCAL, [record("gba", 2, 500.0), record("gba", 8, eps), record("sync", 8, 50.0)])
     assert f": {word};" in verdict and f"{abs(eps - 100):.1f} % (gba)" in verdict
 
 
-def test_local_and_virtual_cells_are_the_same_trainings(accuracy: ModuleType) -> None:
-    study = importlib.import_module("study")
+def test_local_and_virtual_cells_are_the_same_trainings() -> None:
     parts = {part.name: part for part in study.read_study(FOLDER / "sweep.yaml")}
 
     def kinds(part: Any) -> set[frozenset[str]]:

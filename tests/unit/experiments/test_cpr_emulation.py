@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
-from pathlib import Path
 
+import emulation
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,9 +20,6 @@ from gbactl.checkpoint.costs_and_interval import (
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultInjector, FaultPlan
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "experiments" / "cpr"))
-emulation = importlib.import_module("emulation")
 
 EMULATED = JobCosts(job=100.0, between_failures=50.0, servers=4, save=2.0, load=4.0, reschedule=1.0)
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "map"
-
-
-@pytest.fixture(scope="module")
-def write_map() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    return importlib.import_module("write_map")
+import write_map
 
 
-def cell(write_map: Any, mode: str, seed: int, auc: float, seconds: float, workers: int = 8) -> Any:
+def cell(mode: str, seed: int, auc: float, seconds: float, workers: int = 8) -> Any:
     phases = [{"first_step": 0, "samples": 100, "seconds": seconds}, {"first_step": 1, "samples": 100, "seconds": 1.0}]
     result = {"auc": auc, "phases": phases, "best_possible_auc": 0.9}
     options = {"mode": mode, "seed": str(seed), "optim.lr": "0.002", "cluster.workers": str(workers)}
@@ -26,15 +17,15 @@ def cell(write_map: Any, mode: str, seed: int, auc: float, seconds: float, worke
 
 
 @pytest.fixture
-def cells(write_map: Any) -> list[Any]:
+def cells() -> list[Any]:
     made = []
     for seed in (1, 2):
-        made += [cell(write_map, "sync", seed, 0.8, 3.0), cell(write_map, "gba", seed, 0.8001 + 1e-5 * seed, 1.0)]
-        made.append(cell(write_map, "async", seed, 0.8 - 0.01 * seed, 0.6))
-    return [*made, cell(write_map, "async", 1, 0.7, 1.0, workers=16)]  # sync of as many is missing
+        made += [cell("sync", seed, 0.8, 3.0), cell("gba", seed, 0.8001 + 1e-5 * seed, 1.0)]
+        made.append(cell("async", seed, 0.8 - 0.01 * seed, 0.6))
+    return [*made, cell("async", 1, 0.7, 1.0, workers=16)]  # sync of as many is missing
 
 
-def test_sizes_differ_in_seeds_and_samples_alone(write_map: Any) -> None:
+def test_sizes_differ_in_seeds_and_samples_alone() -> None:
     study = write_map.study
     parts = {size: study.read_study(write_map.STUDY.sweep, size) for size in ("default", "tiny")}
     assert [len(part.cells) for part in parts["default"]] == [5 * 72, 5 * 48]
@@ -42,7 +33,7 @@ def test_sizes_differ_in_seeds_and_samples_alone(write_map: Any) -> None:
     assert all("data.rows_per_day=20000" in cell.base for part in parts["tiny"] for cell in part.cells)
 
 
-def test_a_mode_is_compared_with_sync_of_the_same_place_and_seed(write_map: Any, cells: list[Any]) -> None:
+def test_a_mode_is_compared_with_sync_of_the_same_place_and_seed(cells: list[Any]) -> None:
     aucs = write_map.compared(cells, "optim.lr", write_map.auc_difference)
     assert aucs == {
         "gba": {("0.002", "8"): [pytest.approx(1.1e-4), pytest.approx(1.2e-4)]},
@@ -53,13 +44,13 @@ def test_a_mode_is_compared_with_sync_of_the_same_place_and_seed(write_map: Any,
     assert write_map.gaps(cells) == "The best possible AUC minus sync's, by learning rate: 0.1000 at 0.002.\n"
 
 
-def test_the_lead_of_gba_over_each_derived_mode(write_map: Any, cells: list[Any]) -> None:
+def test_the_lead_of_gba_over_each_derived_mode(cells: list[Any]) -> None:
     text = write_map.leads(cells, "optim.lr", "learning rate")
     assert "| gba minus mode, learning rate | AUC, 8 |" in text and "| sync" not in text
     assert "| async, 0.002 | +0.0151 +-0.0636 |" in text
 
 
-def test_what_is_safe_is_bold(write_map: Any, cells: list[Any], tmp_path: Path) -> None:
+def test_what_is_safe_is_bold(cells: list[Any], tmp_path: Path) -> None:
     aucs = write_map.compared(cells, "optim.lr", write_map.auc_difference)
     ratios = write_map.compared(cells, "optim.lr", write_map.eps_ratio)
     text = write_map.table(aucs, ratios, "learning rate")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import study_results  # a script, which conftest.py makes importable
-
-FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "prefetch"
-
-
-@pytest.fixture(scope="module")
-def write_prefetch() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    return importlib.import_module("write_prefetch")
+import write_prefetch
 
 
-def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: float) -> Any:
+def taken_over(line: str, seed: int, auc: float, seconds: float) -> Any:
     """A cell with two days in a mode, a tenth of a second of switching, and a day of sync."""
     days = [("day 2", auc - 0.1, None), ("day 3", auc, None), ("day 4", auc + 0.001, 100.0)]
     phases = [
@@ -37,14 +28,12 @@ def taken_over(write_prefetch: Any, line: str, seed: int, auc: float, seconds: f
     return study_results.Done({"seed": str(seed), "faults": "none", "prefetch": line}, result, Path())
 
 
-def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
-    write_prefetch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = []
     for seed in (1, 2):
-        cells.append(taken_over(write_prefetch, "sync", seed, 0.8 + seed / 100, 1.95))
-        cells.append(taken_over(write_prefetch, "data", seed, 0.8 + seed / 100 - 0.0002, 0.95))
-        cells.append(taken_over(write_prefetch, "rows", seed, 0.8 + seed / 100 - 0.002, 0.7))
+        cells.append(taken_over("sync", seed, 0.8 + seed / 100, 1.95))
+        cells.append(taken_over("data", seed, 0.8 + seed / 100 - 0.0002, 0.95))
+        cells.append(taken_over("rows", seed, 0.8 + seed / 100 - 0.002, 0.7))
     monkeypatch.setattr(study_results.Results, "found", lambda self, part: cells)
     text = write_prefetch.take_over()
     assert "reaches 0.8160; 0.9000 is possible" in text
@@ -54,7 +43,7 @@ def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(
     assert "| -0.0020 +-0.0000 |" in rows and "1.000 +-0.000" in rows
 
 
-def test_starts_are_compared_with_sync(write_prefetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_are_compared_with_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [
         study_results.Done({"seed": str(seed), "start": start}, {"auc": auc}, Path())
         for seed in (1, 2)
@@ -67,7 +56,7 @@ def test_starts_are_compared_with_sync(write_prefetch: Any, monkeypatch: pytest.
     )
 
 
-def test_each_cell_has_a_partner_in_sync(write_prefetch: Any) -> None:
+def test_each_cell_has_a_partner_in_sync() -> None:
     for part in study_results.study.read_study(write_prefetch.STUDY.sweep):
         tag = "prefetch" if part.name == "take_over" else "start"
         found = [study_results.options(cell.overrides) for cell in part.cells]

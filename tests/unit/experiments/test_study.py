@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
+import study
+import study_results
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
-
-
-@pytest.fixture(scope="module")
-def study() -> ModuleType:
-    sys.path.insert(0, str(EXPERIMENTS))
-    return importlib.import_module("study")
 
 
 SWEEP = """
@@ -50,7 +44,7 @@ def sweep(tmp_path: Path) -> Path:
     return path
 
 
-def test_cells_are_the_combinations_of_a_grid(study: Any, sweep: Path) -> None:
+def test_cells_are_the_combinations_of_a_grid(sweep: Path) -> None:
     first, second = study.read_study(sweep)
     assert first.jobs == 2
     assert [cell.overrides for cell in first.cells] == [
@@ -61,12 +55,12 @@ def test_cells_are_the_combinations_of_a_grid(study: Any, sweep: Path) -> None:
     assert [cell.overrides[1:] for cell in second.cells] == [("mode=gba", "mode.iota=0"), ("mode=gba", "mode.iota=3")]
 
 
-def test_a_larger_size_changes_what_it_names(study: Any, sweep: Path) -> None:
+def test_a_larger_size_changes_what_it_names(sweep: Path) -> None:
     assert len(study.read_study(sweep, "full")[0].cells) == 6
     assert len(study.read_study(sweep, "full")[1].cells) == 2
 
 
-def test_a_part_says_what_it_needs(study: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_says_what_it_needs(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep.write_text(SWEEP.replace("  second:\n", "  second:\n    needs: SOME_DATA\n"))
     monkeypatch.delenv("SOME_DATA", raising=False)
     assert [part.missing for part in study.read_study(sweep)] == ["", "SOME_DATA"]
@@ -74,7 +68,7 @@ def test_a_part_says_what_it_needs(study: Any, sweep: Path, monkeypatch: pytest.
     assert [part.missing for part in study.read_study(sweep)] == ["", ""]
 
 
-def test_a_cell_twice_is_an_error(study: Any, sweep: Path) -> None:
+def test_a_cell_twice_is_an_error(sweep: Path) -> None:
     sweep.write_text(SWEEP.replace("[0, 1]", "[0, 0]"))
     with pytest.raises(ValueError, match="the same"):
         study.read_study(sweep)
@@ -96,7 +90,7 @@ def run(overrides, folder):
 
 
 def test_the_cells_behind_a_failed_one_are_run_and_a_study_goes_on_and_one_that_diverged_is_done(
-    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -123,7 +117,7 @@ parts:
     study.run_parts(parts, again)
     ran = (tmp_path / "ran.txt").read_text().splitlines()
     assert sorted(ran) == [f"seed={n} True" for n in (1, 2, 2, 3, 4)]
-    found = importlib.import_module("study_results").Results(tmp_path / "sweep.yaml")
+    found = study_results.Results(tmp_path / "sweep.yaml")
     assert {cell.seed: cell.result["auc"] for cell in found.found("first")} == {"1": 0.5, "2": 0.5, "4": 0.5}
     assert found.origin("first").startswith("first: 4 runs (1 diverged), seeds 1, 2, 3, 4, code version ")
     assert not list((tmp_path / study.STUDIES).iterdir())
@@ -140,7 +134,7 @@ def run(overrides, folder):
 """
 
 
-def test_a_running_cell_ends_with_a_study_that_is_killed(study: Any, tmp_path: Path) -> None:
+def test_a_running_cell_ends_with_a_study_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "sleeping_runner.py").write_text(SLEEPER)
     (tmp_path / "sweep.yaml").write_text("""
 study: tiny
@@ -162,7 +156,7 @@ parts:
 
 
 def test_a_cell_is_a_run_of_gbactl_that_is_taken_if_it_has_finished(
-    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gbactl.launch import training_run
 
@@ -196,7 +190,7 @@ parts:
 """
 
 
-def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_go_on_from_a_base_that_they_share(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep.write_text(BASED)
     (part,) = study.read_study(sweep)
     bases = ("experiment=smoke", "train.days=1", "train.norms_every=1", "mode=sync", "seed=0", "checkpoint=full")
@@ -229,13 +223,13 @@ def test_cells_go_on_from_a_base_that_they_share(study: Any, sweep: Path, monkey
     assert "seed=0" not in typed and "train.norms_every=1" not in typed, "what was typed for the base stays"
 
 
-def test_a_part_with_a_base_needs_a_runner(study: Any, sweep: Path) -> None:
+def test_a_part_with_a_base_needs_a_runner(sweep: Path) -> None:
     sweep.write_text(BASED.replace("    runner: one_run\n", ""))
     with pytest.raises(ValueError, match="only: a part with a base needs a runner"):
         study.read_study(sweep)
 
 
-def test_a_value_may_have_overrides_of_the_base(study: Any, sweep: Path) -> None:
+def test_a_value_may_have_overrides_of_the_base(sweep: Path) -> None:
     line = "{base: [mode=sync], cell: [mode=gba]}"
     text = BASED.replace("mode=sync, ", "").replace("mode: [gba, async]", f"line: [{line}]")
     sweep.write_text(text)
@@ -246,7 +240,7 @@ def test_a_value_may_have_overrides_of_the_base(study: Any, sweep: Path) -> None
     )  # fmt: skip
 
 
-def test_a_recorded_cell_is_not_run_again(study: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_cell_is_not_run_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep.write_text(BASED)
     (part,) = study.read_study(sweep)
     phases = [{"first_step": 0, "auc": 0.5}, {"first_step": 9, "auc": 0.123456789}]
@@ -266,7 +260,7 @@ def test_a_recorded_cell_is_not_run_again(study: Any, sweep: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("record", sorted(EXPERIMENTS.glob("*/cells.jsonl")), ids=lambda path: path.parent.name)
-def test_what_is_recorded_is_not_trained_again(study: Any, record: Path) -> None:
+def test_what_is_recorded_is_not_trained_again(record: Path) -> None:
     """Of every study with a record, whatever the configuration's defaults have become since."""
     lines = study.Record(record)
     files = [record.with_name(name) for name in ("sweep.yaml", "chosen.yaml") if record.with_name(name).exists()]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gbactl.kernels import load, native
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import RowBlock
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard_rows import RowBlock
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
@@ -147,7 +147,6 @@ def test_initial_rows(native: Kernels, twin: Kernels, seed: int, width: int, str
 def test_twin_works_by_chunks_without_changing_bits(
     native: Kernels, twin: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gbactl.kernels.torch_kernels.CHUNK", 5)
     monkeypatch.setattr("gbactl.kernels.torch_kernels.CHUNK", 5)
     test_initial_rows.hypothesis.inner_test(native, twin, 3, 17, 2)
     rng = np.random.default_rng(0)

@@ -87,13 +87,18 @@ def test_who_waits_for_a_run_that_ends_is_told(tmp_path: Path, control: ControlS
     thread.join()
 
 
+def refused(run_dir: Path, why: str) -> None:
+    """Nobody is at the door of a run, which is told in a sentence."""
+    with pytest.raises(UsageError, match=why):
+        ControlClient(run_dir)
+
+
 def test_the_file_is_its_owner_s_and_goes_with_the_run(tmp_path: Path, wishes: list[Event]) -> None:
     control = ControlSocket(tmp_path, wishes.append)
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     control.close()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match="is not running"):
-        ControlClient(tmp_path)
+    refused(tmp_path, "is not running")
 
 
 def test_a_run_that_has_ended_or_was_killed_or_is_virtual_is_one_sentence(tmp_path: Path, wishes: list[Event]) -> None:
@@ -101,24 +106,18 @@ def test_a_run_that_has_ended_or_was_killed_or_is_virtual_is_one_sentence(tmp_pa
     left = (tmp_path / FILE).read_text()
     control.close()
     (tmp_path / FILE).write_text(left)
-    with pytest.raises(UsageError, match="is not running"):
-        ControlClient(tmp_path)
+    refused(tmp_path, "is not running")
     held = run_dirs.lock(tmp_path)
-    with pytest.raises(UsageError, match="is about to start; ask again"):
-        ControlClient(tmp_path)
+    refused(tmp_path, "is about to start; ask again")
     (tmp_path / run_dirs.LOG).touch()
-    with pytest.raises(UsageError, match=r"has trained and writes its result; wait for .*result\.json\.$"):
-        ControlClient(tmp_path)
+    refused(tmp_path, r"has trained and writes its result; wait for .*result\.json\.$")
     held.release()
     (tmp_path / "config.yaml").write_text("cluster: {name: virtual}\n")
-    with pytest.raises(UsageError, match="is virtual"):
-        ControlClient(tmp_path)
+    refused(tmp_path, "is virtual")
     (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(UsageError, match="has ended"):
-        ControlClient(tmp_path)
+    refused(tmp_path, "has ended")
     (tmp_path / FILE).write_text("{}")
-    with pytest.raises(UsageError, match="cannot be read"):
-        ControlClient(tmp_path)
+    refused(tmp_path, "cannot be read")
 
 
 @pytest.mark.parametrize("role", ["worker", "launcher", "coordinator"])
@@ -129,6 +128,18 @@ def test_other_roles_are_turned_away(tmp_path: Path, control: ControlSocket, wis
     assert [frame.kind for _, frame in hub.poll(5)] == [CLOSED]
     assert not wishes
     hub.close()
+
+
+def test_nobody_without_the_key_controls_a_run(tmp_path: Path, control: ControlSocket, wishes: list[Event]) -> None:
+    forged = tmp_path / "forged"
+    forged.mkdir()
+    (forged / "config.yaml").write_text("cluster: {name: local}\n")
+    fields = json.loads((tmp_path / FILE).read_text())
+    (forged / FILE).write_text(json.dumps({**fields, "key": "00" * 32}))
+    refused(forged, "is not running")
+    with ControlClient(tmp_path) as asking:
+        assert asking.status() == {"switches": [], "failures": []}
+    assert not wishes
 
 
 @pytest.mark.parametrize("message", [TakeBatch(0), Event("result", {})])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.atomic_files import write_result
+from gbactl.atomic_files import CONFIG, write_result
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.cache import data_fingerprint
 from gbactl.errors import ConfigError, DivergedError, GbactlError, Stopped, UsageError
@@ -100,7 +100,7 @@ def test_a_run_that_is_begun_anew_leaves_the_former_one_beside_it(here: Path) ->
     finished_sweep_cells.set_aside(config(run_dir="mine", seed=1))
     assert path.exists(), "and to create that one is refused"
     finished_sweep_cells.set_aside(cfg)
-    assert not path.exists() and (here / "mine.1" / run_dirs.CONFIG).exists()
+    assert not path.exists() and (here / "mine.1" / CONFIG).exists()
     run_dirs.create(cfg)
     finished_sweep_cells.set_aside(cfg)
     assert (here / "mine.2").exists()

@@ -120,36 +120,38 @@ def test_the_scores_of_the_epoch_that_was_chosen_are_told_once(capsys: pytest.Ca
     )
 
 
+RESULT = {
+    "mode": "gba", "seed": 1, "auc": 0.7, "logloss": 0.5, "ne": 0.9, "eps": 1000.0, "wall_seconds": 9.0,
+    "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_possible_auc": None,
+    "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": "/r",
+}  # fmt: skip
+
+
 def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    result = {
-        "mode": "gba", "seed": 1, "auc": 0.7, "logloss": 0.5, "ne": 0.9, "eps": 1000.0, "wall_seconds": 9.0,
-        "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_possible_auc": None,
-        "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": "/r",
-    }  # fmt: skip
-    rows = dict(_summary(result))
-    assert rows["samples/s"] == "1,000" == dict(_summary({**result, "clock": "virtual"}))["samples/virtual s"]
+    rows = dict(_summary(RESULT))
+    assert rows["samples/s"] == "1,000" == dict(_summary({**RESULT, "clock": "virtual"}))["samples/virtual s"]
     assert rows["AUC"] == "0.70000" and "best possible AUC" not in rows
     assert rows["trained / decayed / lost"] == "990 / 10 / 0"
     assert rows["staleness mean / p50 / p99"] == "1.50 / 1 / 4"
     assert not [name for name in rows if "refused" in name or "kB" in name]
-    assert dict(_summary({**result, "best_possible_auc": 0.8}))["best possible AUC"] == "0.80000"
+    assert dict(_summary({**RESULT, "best_possible_auc": 0.8}))["best possible AUC"] == "0.80000"
     a_step = {"dense": 1234.0, "rows": 20000.0, "ids": 0.0, "control": 560.0, "other": 0.0}
     more = {"wire": {"bytes_per_step": a_step, "shared_memory": 0}, "refused_frames": 0}
-    told = dict(_summary({**result, **more}))
+    told = dict(_summary({**RESULT, **more}))
     assert told["kB a step"] == "dense 1.2, rows 20.0, ids 0.0, control 0.6, other 0.0"
     assert set(told) - set(rows) == {"kB a step"}, "nothing was refused"
     more = {"wire": {"bytes_per_step": a_step, "shared_memory": 3_460_000}, "refused_frames": 1200}
-    told = dict(_summary({**result, **more}))
+    told = dict(_summary({**RESULT, **more}))
     assert told["kB a step"].endswith(", other 0.0; shared memory 3.5 MB")
     assert told["refused (reasons: result.json)"] == "1,200"
     acted = {"plan": 0, "process": "W3", "from_s": 0.1, "until_s": 0.4, "factor": 4}
     plans = [{"kind": "window", "factor": 4, "from": 0.1}, {"kind": "kill", "time": 120.0}]
-    faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-2:]
+    faults = _summary({**RESULT, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-2:]
     assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
-    assert dict(_summary({**result, "warnings": ["bad"]}))["warning"] == "bad"
-    undefined = dict(_summary({**result, "auc": None, "ne": None}))
+    assert dict(_summary({**RESULT, "warnings": ["bad"]}))["warning"] == "bad"
+    undefined = dict(_summary({**RESULT, "auc": None, "ne": None}))
     assert undefined["AUC"] == undefined["normalised entropy"] == "undefined (labels of one class)"
-    ProgressDisplay().show_result(result)
+    ProgressDisplay().show_result(RESULT)
     assert "gba, seed 1" in capsys.readouterr().out
 
 
@@ -158,12 +160,7 @@ def test_what_one_copies_is_whole_at_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     run_dir = "/a/folder/with/a/long/path/" + "x" * 70
-    result = {
-        "mode": "gba", "seed": 1, "auc": 0.7, "logloss": 0.5, "ne": 0.9, "eps": 1000.0, "wall_seconds": 9.0,
-        "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_possible_auc": None,
-        "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": run_dir,
-    }  # fmt: skip
-    ProgressDisplay().show_result(result, [("compare runs", "gbactl report")])
+    ProgressDisplay().show_result({**RESULT, "run_dir": run_dir}, [("compare runs", "gbactl report")])
     assert capsys.readouterr().out.splitlines()[-2:] == [f"run directory: {run_dir}", "compare runs:  gbactl report"]
     monkeypatch.setattr(module.Console, "is_terminal", True)
     ProgressDisplay().print_line(f"saved in {run_dir}")

@@ -231,7 +231,7 @@ def test_only_so_many_are_kept(data: dict[str, Any], tmp_path: Path) -> None:
 def test_a_resumed_run_cannot_be_replayed(sync: tuple[Path, dict[str, Any]], data: dict[str, Any],
                                           tmp_path: Path) -> None:  # fmt: skip
     resume(config("gba", data), sync[0], "cut-000001", tmp_path)
-    with pytest.raises(EventLogError, match="went on from a checkpoint"):
+    with pytest.raises(EventLogError, match="was resumed from a checkpoint"):
         scan(tmp_path / "events.log")
 
 

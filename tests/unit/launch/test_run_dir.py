@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gbactl.atomic_files import RESULT, ROOM, plain, read_result, write_result
+from gbactl.atomic_files import CONFIG, RESULT, ROOM, plain, read_result, write_result
 from gbactl.config import RunConfig, from_dict
 from gbactl.errors import NoRoomError, TrackingError, UsageError
 from gbactl.launch import run_dir as run_dirs
@@ -37,7 +37,7 @@ def test_the_resolved_configuration_is_in_it() -> None:
         {"seed": 5, "mode": {"name": "gba", "iota": float("inf")}, "data": {"name": "synthetic", "days": 3}}
     )
     path = run_dirs.create(cfg)
-    assert from_dict(yaml.safe_load((path / run_dirs.CONFIG).read_text())) == cfg
+    assert from_dict(yaml.safe_load((path / CONFIG).read_text())) == cfg
 
 
 def test_a_named_directory(here: Path) -> None:

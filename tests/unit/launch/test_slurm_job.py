@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -160,45 +160,42 @@ def test_ctrl_c_cancels_the_job_only_if_that_is_wanted(
     assert ("Cancel job 7? [y/N]:" in capfd.readouterr().err) is (typed is not None)
 
 
-def test_a_job_whose_time_ends_is_queued_again_unless_its_run_has_finished(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def in_a_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Be in a job of Slurm; what handles the signal of its end is the same afterwards."""
+    before = signal.getsignal(signal.SIGUSR1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("in_a_job")
+def test_a_job_whose_time_ends_is_queued_again_unless_its_run_has_finished(commands: Commands) -> None:
     calls = commands(scontrol="")
-    before = signal.getsignal(signal.SIGUSR1)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    try:
-        with pytest.raises(Stopped) as stopped, requeued([*RUN]) as given:
-            assert given == list(RUN)
-            os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.outcome == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
-        Path("run").mkdir()
-        Path("run/result.json").write_text('{"status": "FINISHED"}')
-        with pytest.raises(Stopped), requeued([*RUN]):
-            os.kill(os.getpid(), signal.SIGUSR1)
-        with pytest.raises(Stopped), requeued([*RUN]):
-            raise Stopped(signal.SIGTERM)
-        assert len(calls.read_text().splitlines()) == 1
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(Stopped) as stopped, requeued([*RUN]) as given:
+        assert given == list(RUN)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert stopped.value.outcome == "job 7 is queued again" and calls.read_text() == "scontrol requeue 7\n"
+    Path("run").mkdir()
+    Path("run/result.json").write_text('{"status": "FINISHED"}')
+    with pytest.raises(Stopped), requeued([*RUN]):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    with pytest.raises(Stopped), requeued([*RUN]):
+        raise Stopped(signal.SIGTERM)
+    assert len(calls.read_text().splitlines()) == 1
 
 
-def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
+@pytest.mark.usefixtures("in_a_job", "commands")
+def test_a_job_that_slurm_starts_again_goes_on_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     Path("run/logs").mkdir(parents=True)
     Path("run/config.yaml").write_text("")
     typed = [*RUN, "cluster.python=/opt/python"]
-    try:
-        with requeued(typed) as given:
-            assert given == typed and sorted(os.listdir("run")) == ["config.1.yaml", "logs.1"]
-        save(Path("run/checkpoints"), shards_of(1))
-        with requeued(typed) as given:
-            assert given == ["resume=run", "cluster.python=/opt/python"]
-        with pytest.raises(Stopped) as stopped, requeued(typed):
-            os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopped.value.outcome == "job 7 is not queued again; give it more time"
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with requeued(typed) as given:
+        assert given == typed and sorted(os.listdir("run")) == ["config.1.yaml", "logs.1"]
+    save(Path("run/checkpoints"), shards_of(1))
+    with requeued(typed) as given:
+        assert given == ["resume=run", "cluster.python=/opt/python"]
+    with pytest.raises(Stopped) as stopped, requeued(typed):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert stopped.value.outcome == "job 7 is not queued again; give it more time"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from gbactl.launch.supervision import (
     repeats_known_switch,
 )
 from gbactl.wire.messages import Event
-from tests.support.processes import launch_of
+from tests.support.processes import launch_of, wait_for
 
 SLEEPER = "import time; time.sleep(60)"
 LOST = {"process": "W1", "epoch": 0, "step": 7}
@@ -62,17 +61,19 @@ def family(tmp_path: Path) -> Iterator[Family]:
     assert all(child.process.poll() is not None for child in (*made.running, *made.abandoned))
 
 
+@pytest.fixture
+def successors(family: Family) -> Replacements:
+    return Replacements(family, lambda _: None)
+
+
+def kill(child: ChildProcess) -> None:
+    child.process.kill()
+    child.process.wait()
+
+
 def lost(name: str, replaced: bool = True, shared: bool = False, epoch: int = 0) -> Event:
     told = {"replaced": replaced, "shared": shared, "step": 1, "batches": 1, "epoch": epoch}
     return Event("lost", {"process": name, **told})
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
-    while not (value := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert value
-    return value
 
 
 def state(child: ChildProcess) -> str:
@@ -83,10 +84,8 @@ def names(children: list[ChildProcess]) -> list[str]:
     return [child.name for child in children]
 
 
-def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
-    successors = Replacements(family, lambda _: None)
-    family.running[1].process.kill()
-    family.running[1].process.wait()
+def test_a_dead_worker_is_buried_and_succeeded(family: Family, successors: Replacements) -> None:
+    kill(family.running[1])
     assert family.failure() is not None, "before everybody has come it is a failure"
     successors.on_event(Event("progress", {}))
     assert family.failure() is None
@@ -95,48 +94,44 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
     assert family.incarnations["W0"] == 1 and not family.ended()
 
 
-def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) -> None:
-    successors = Replacements(family, lambda _: None)
+def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family, successors: Replacements) -> None:
     successors.on_event(lost("W0"))
     successors.on_event(lost("W0"))
     assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"]) and family.incarnations["W0"] == 1
 
 
-def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> None:
-    successors = Replacements(family, lambda _: None)
-    family.running[1].process.kill()
-    family.running[1].process.wait()
+def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family, successors: Replacements) -> None:
+    kill(family.running[1])
     successors.on_event(lost("W0", replaced=False))
-    family.running[0].process.kill()
-    family.running[0].process.wait()
+    kill(family.running[0])
     failure = family.failure()
     assert failure is not None and failure[0].startswith("C (pid ")
 
 
-def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family) -> None:
+def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family, successors: Replacements) -> None:
     worker = family.running[1]
-    Replacements(family, lambda _: None).on_event(lost("W0", shared=True))
+    successors.on_event(lost("W0", shared=True))
     assert worker.process.wait(20) == -9
     other = family.running[1]
-    Replacements(family, lambda _: None).on_event(lost("W0", epoch=1))
+    successors.on_event(lost("W0", epoch=1))
     assert other.process.poll() is None
 
 
-def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family) -> None:
+def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family, successors: Replacements) -> None:
     server = family.start_one("S0")
     family.all_ready = True
-    server.process.kill()
-    server.process.wait()
+    kill(server)
     assert family.failure() is not None
     family.cfg.checkpoint.name = "cpr"
     assert family.failure() is None
-    Replacements(family, lambda _: None).on_event(lost("S0"))
+    successors.on_event(lost("S0"))
     assert names(family.running) == ["C", "W0", "S0"] and family.incarnations["S0"] == 1
 
 
 @pytest.mark.parametrize("name", ["S0", "W0"])
-def test_a_server_or_a_last_worker_that_never_comes_ends_the_run(family: Family, name: str) -> None:
-    successors = Replacements(family, lambda _: None)
+def test_a_server_or_a_last_worker_that_never_comes_ends_the_run(
+    family: Family, successors: Replacements, name: str
+) -> None:
     family.start_one("S0")
     family.code = "raise SystemExit(1)"
     successors.on_event(lost(name))
@@ -179,8 +174,9 @@ def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Fam
     assert names(family.running) == ["C", "W1"]
 
 
-def test_one_that_has_joined_is_left_alone_and_a_late_one_is_not_waited_for(family: Family) -> None:
-    successors = Replacements(family, lambda _: None)
+def test_one_that_has_joined_is_left_alone_and_a_late_one_is_not_waited_for(
+    family: Family, successors: Replacements
+) -> None:
     successors.on_event(lost("W0"))
     successors.on_event(Event("joined", {"process": "W0", "step": 3}))
     successors.on_event(Event("result", {}))
@@ -195,10 +191,10 @@ def test_kill_hang_and_wake(family: Family) -> None:
     injection, worker = FaultInjection(family), family.running[1]
     hang = {"kind": "hang", "process": "W0", "seconds": 0.2}
     assert injection.inject(hang) == worker.process.pid
-    until(lambda: state(worker) == "T")
+    wait_for(lambda: state(worker) == "T")
     injection.poll()
     assert state(worker) == "T"
-    until(lambda: injection.poll() or state(worker) != "T")
+    wait_for(lambda: injection.poll() or state(worker) != "T")
     assert injection.inject({"kind": "kill", "process": "W0", "seconds": None}) == worker.process.pid
     assert worker.process.wait(20) == -9
     assert injection.inject(hang) is None and injection.inject({**hang, "process": "W7"}) is None

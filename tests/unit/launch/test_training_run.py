@@ -165,7 +165,9 @@ def test_a_model_that_ends_with_a_sigmoid_is_doubted_and_replayed(
 def test_a_policy_of_ones_own_is_tried_before_training_and_before_a_switch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = "from gbactl.policies.async_bsp import AsyncPolicy\nclass Never(AsyncPolicy):\n    take = lambda *_: None\n"
+    never = (
+        "from gbactl.policies.async_and_bsp import AsyncPolicy\nclass Never(AsyncPolicy):\n    take = lambda *_: None\n"
+    )
     (tmp_path / "never_policy.py").write_text(never)
     monkeypatch.syspath_prepend(tmp_path)
     own = ("tracking.enabled=false", f"data.cache={tmp_path}/cache", f"run_dir={tmp_path}/run")

@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.checked_dataclasses import build
 from gbactl.errors import ConfigError
-from gbactl.policies.async_bsp import AsyncPolicy, BufferedPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy, BufferedPolicy
 from gbactl.policies.dry_run import dry_run
 from gbactl.policies.hop_bs import HopBsPolicy
 from gbactl.policies.policy import Decision, Grant, Phase, Policy, PolicyOptions, Step, names, policy_class
@@ -53,15 +53,8 @@ class Waits(HopBsPolicy):
         return None if self.clocks.batches_ahead(worker) or self.leases else super().take(worker)
 
 
-def leased(policy: Any, worker: int) -> Grant | None:
-    """Leases batches without counting them for the worker."""
-    grant: Grant | None = AsyncPolicy.take(policy, worker)
-    policy.holding[worker] -= grant is not None
-    return grant
-
-
 def kept(policy: Any, worker: int, batch: int) -> list[Decision]:
-    grant = policy.leases[batch][1]
+    grant = policy.leased_to(worker)[batch]
     return [Step(policy.step + 1, (), 1.0)] if grant else []
 
 
@@ -111,7 +104,6 @@ def test_numbers_of_numpy_become_pythons() -> None:
         (changed(take=lambda self, worker: Grant(99, 0, 0, 0)), "grants batches without samples for ever"),
         (changed(announce=lambda self, worker, batch: None), r"announce\(0, 0\) returns None, not a list of Step"),
         (changed(announce=lambda self, worker, batch: []), r"keeps batches \[0, 1, .*\] leased after their gradients"),
-        (changed(take=leased), r"Own leases batches by itself; call self\._lease\(worker, grant\) in take"),
         (changed(announce=kept), r"announce\(0, 0\) numbers a step 1, not 0\."),
         (changed(_emit=lambda self, step: step), "numbers a step 0, not 1"),
         (changed(_divisor=lambda self, members: 0), "divides a step by 0, not by a number above 0"),

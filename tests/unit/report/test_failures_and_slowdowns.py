@@ -89,12 +89,12 @@ def test_markdown_has_two_tables() -> None:
     assert "| mode | slowed | n | injected | observed | error % |" in lines
     assert "| --- | --- | ---: | ---: | ---: | ---: |" in lines
     assert "| gba | W10 | 1 | 2.00 | 2.00 | +0.0 |" in lines
+    assert sum(line.startswith("| --- |") for line in lines) == 2
 
 
-def test_tex_and_markdown_have_two_tables() -> None:
+def test_tex_has_two_tables() -> None:
     assert render(report(), "tex").count(r"\begin{tabular}") == 2
     assert "llrrrr" in render(report(), "tex")
-    assert render(report(), "md").count("| --- |") == 2
 
 
 def test_csv_has_a_second_block() -> None:

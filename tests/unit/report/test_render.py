@@ -162,9 +162,9 @@ def test_the_answer_names_the_fastest_that_keeps_the_auc_or_says_what_is_undecid
     unsure = line("hop_bs", 0.79, 0.82, 0.82, eps=9.0)
     told = answer(compare([*sync, *worse, *unsure]))
     assert told.startswith("Against sync: async worse by 0.09967") and ", EPS 3.00 ±0.00 times sync's; 1 of" in told
-    assert answer(compare([*sync, *worse, *unsure])).endswith("; 1 of 2 lines are undecided, more seeds are needed.")
+    assert answer(compare([*sync, *worse, *unsure])).endswith("; 1 of 2 rows are undecided, more seeds are needed.")
     without = answer(compare([*sync, *gba, *slow], on="logloss"))
-    assert without.endswith(": 2 of 2 lines are undecided, --margin or more seeds are needed.")
+    assert without.endswith(": 2 of 2 rows are undecided, --margin or more seeds are needed.")
     untimed = [replace(each, metrics={**each.metrics, "eps": 0.0}) for each in (*gba, *slow)]
     told = answer(compare([*sync, *untimed]))
     assert "fastest" not in told and "bsp same as sync" in told and "; gba same as sync" in told

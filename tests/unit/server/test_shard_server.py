@@ -11,7 +11,7 @@ from gbactl.errors import WireError
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer

@@ -11,12 +11,6 @@ from tests.support.simulated_runs import DATA
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny synthetic set whose rows are no multiple of the batch."""
-    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
-
-
-@pytest.fixture(scope="session")
 def four_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four days to train on and one to judge the last by."""
     return prepare({**DATA, "days": 5, "rows_per_day": 600, "cache": str(tmp_path_factory.mktemp("cache"))})

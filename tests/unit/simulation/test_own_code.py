@@ -17,7 +17,7 @@ from tests.support.simulated_runs import config, run
 
 PARTS = """
 import torch
-from gbactl.policies.async_bsp import AsyncPolicy
+from gbactl.policies.async_and_bsp import AsyncPolicy
 
 class Stops(AsyncPolicy):
     def take(self, worker):

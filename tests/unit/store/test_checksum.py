@@ -10,7 +10,7 @@ import pytest
 from gbactl.hashes_and_random_numbers import MODULUS
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 
 DENSE = DenseSpec(3, 40)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels, aligned_zeros
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, nonempty_slices
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 
 P, Q = 1200, 77
 SPEC = DenseSpec(P, Q)

@@ -10,7 +10,7 @@ import pytest
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 
 F = np.float32

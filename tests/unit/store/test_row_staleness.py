@@ -14,7 +14,7 @@ from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 
 F = np.float32
@@ -296,7 +296,7 @@ def test_row_weights_that_cannot_be_change_nothing(kernels: Kernels, own: Any) -
     assert (shard.version, shard.checksum(), shard.staged) == (0, before, (0, 1))
     plain = make(kernels, row_staleness="token")
     push(plain, 0, 1)
-    with pytest.raises(ValueError, match="did not expect"):
+    with pytest.raises(ValueError, match="has row weights, which the run's mode does not use"):
         plain.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import mlflow.system_metrics.metrics.cpu_monitor as cpu_monitor
@@ -15,6 +13,7 @@ import pytest
 from gbactl.errors import TrackingError
 from gbactl.tracking.delivery import FILE_NAME, Backlog, send_backlog
 from gbactl.tracking.tracked_run import SystemMetrics, TrackedRun
+from tests.support.processes import wait_for
 
 
 class MemoryStore:
@@ -76,15 +75,12 @@ def start(run_dir: Path, store: MemoryStore, said: list[str] | None = None) -> T
     return TrackedRun("memory", "e", "r", params, {"t": "1"}, run_dir, warn, sender=store)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
 
 
-def test_everything_arrives_and_nothing_stays_behind(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_everything_arrives_and_nothing_stays_behind(tmp_path: Path, store: MemoryStore) -> None:
     run = start(tmp_path, store)
     run.log({"auc": 0.7, "eps": None, "worker_eps/W0": 5}, step=1, seconds=2.5)
     run.artifact(tmp_path / "result.json")
@@ -100,8 +96,7 @@ def test_everything_arrives_and_nothing_stays_behind(tmp_path: Path) -> None:
     assert not (tmp_path / FILE_NAME).exists()
 
 
-def test_metrics_carry_the_time_they_were_made(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_metrics_carry_the_time_they_were_made(tmp_path: Path, store: MemoryStore) -> None:
     run = start(tmp_path, store)
     run.log({"a": 1.0}, step=0, seconds=0.0)
     run.log({"a": 1.0}, step=1, seconds=7.25)
@@ -110,8 +105,7 @@ def test_metrics_carry_the_time_they_were_made(tmp_path: Path) -> None:
     assert second - first == 7250
 
 
-def test_batches_hold_at_most_a_thousand(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_batches_hold_at_most_a_thousand(tmp_path: Path, store: MemoryStore) -> None:
     store.gate = threading.Event()
     run = start(tmp_path, store)
     for step in range(1500):
@@ -124,8 +118,7 @@ def test_batches_hold_at_most_a_thousand(tmp_path: Path) -> None:
     assert sum(store.sizes) == len(store.rows) == 4200
 
 
-def test_logging_does_not_wait_for_a_slow_store(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_logging_does_not_wait_for_a_slow_store(tmp_path: Path, store: MemoryStore) -> None:
     store.gate = threading.Event()
     run = start(tmp_path, store)
     for step in range(100):
@@ -138,11 +131,11 @@ def test_logging_does_not_wait_for_a_slow_store(tmp_path: Path) -> None:
     assert len(store.rows) == 100
 
 
-def test_a_store_that_goes_away_loses_nothing(tmp_path: Path) -> None:
-    store, said = MemoryStore(), []
+def test_a_store_that_goes_away_loses_nothing(tmp_path: Path, store: MemoryStore) -> None:
+    said: list[str] = []
     run = start(tmp_path, store, said)
     run.log({"auc": 0.7}, step=1, seconds=1.0)
-    until(lambda: bool(store.rows))
+    wait_for(lambda: bool(store.rows))
     store.broken = True
     run.log({"auc": 0.8}, step=2, seconds=2.0)
     run.artifact(tmp_path / "plot.png")
@@ -164,8 +157,7 @@ def test_a_store_that_goes_away_loses_nothing(tmp_path: Path) -> None:
     assert send_backlog(tmp_path, sender=store, uri="http://x") is None
 
 
-def test_a_run_that_is_sent_later_has_its_id_in_the_store_in_its_result(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_a_run_that_is_sent_later_has_its_id_in_the_store_in_its_result(tmp_path: Path, store: MemoryStore) -> None:
     store.broken = True
     run = start(tmp_path, store)
     local = run.run_id
@@ -177,11 +169,11 @@ def test_a_run_that_is_sent_later_has_its_id_in_the_store_in_its_result(tmp_path
     assert found == {"status": "KILLED", "run_id": store.run_id} and store.run_id != local
 
 
-def test_a_store_that_comes_back_gets_the_rest_in_the_same_run(tmp_path: Path) -> None:
-    store, said = MemoryStore(), []
+def test_a_store_that_comes_back_gets_the_rest_in_the_same_run(tmp_path: Path, store: MemoryStore) -> None:
+    said: list[str] = []
     store.broken = True
     run = start(tmp_path, store, said)
-    until(lambda: bool(said))
+    wait_for(lambda: bool(said))
     local = run.run_id
     store.broken = False
     run.log({"auc": 0.7}, step=1, seconds=1.0)
@@ -194,7 +186,7 @@ def test_a_store_that_lost_the_run_gets_all_of_it_again(tmp_path: Path) -> None:
     first = MemoryStore()
     run = start(tmp_path, first)
     run.log({"auc": 0.7}, step=1, seconds=1.0)
-    until(lambda: bool(first.rows))
+    wait_for(lambda: bool(first.rows))
     first.broken = True
     run.finish("FINISHED")
     other = MemoryStore()
@@ -203,23 +195,25 @@ def test_a_store_that_lost_the_run_gets_all_of_it_again(tmp_path: Path) -> None:
     assert (len(other.rows), other.status) == (1, "FINISHED")
 
 
-def test_a_killed_launcher_leaves_a_backlog_that_can_be_sent(tmp_path: Path) -> None:
+OPENED = {
+    "kind": "run", "local_id": "l", "uri": "http://x", "experiment": "e", "run_name": None, "start_ms": 5, "params": {},
+    "tags": {},
+}  # fmt: skip
+
+
+def test_a_killed_launcher_leaves_a_backlog_that_can_be_sent(tmp_path: Path, store: MemoryStore) -> None:
     backlog = Backlog(tmp_path)
-    base = {"local_id": "l", "uri": "http://x", "experiment": "e", "run_name": None}
-    backlog.append([{"kind": "run", **base, "start_ms": 5, "params": {}, "tags": {}}])
+    backlog.append([OPENED])
     backlog.append([{"kind": "metrics", "rows": [["auc", 0.5, 9, 1]]}])
     with backlog.path.open("a") as file:
         file.write('{"kind": "metr')
-    store = MemoryStore()
     assert send_backlog(tmp_path, sender=store) is not None
     assert (store.status, len(store.rows)) == ("KILLED", 1)
 
 
-def test_the_status_of_a_killed_launcher_comes_from_its_result(tmp_path: Path) -> None:
-    base = {"local_id": "l", "uri": "http://x", "experiment": "e", "run_name": None}
-    Backlog(tmp_path).append([{"kind": "run", **base, "start_ms": 5, "params": {}, "tags": {}}])
+def test_the_status_of_a_killed_launcher_comes_from_its_result(tmp_path: Path, store: MemoryStore) -> None:
+    Backlog(tmp_path).append([OPENED])
     (tmp_path / "result.json").write_text(json.dumps({"status": "FINISHED"}))
-    store = MemoryStore()
     send_backlog(tmp_path, sender=store)
     assert store.status == "FINISHED"
 
@@ -236,16 +230,14 @@ def test_what_cannot_be_sent_says_why(tmp_path: Path) -> None:
         send_backlog(tmp_path)
 
 
-def test_a_run_that_goes_on_is_left_alone(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, store: MemoryStore) -> None:
     run = start(tmp_path, store)
     with pytest.raises(TrackingError, match="still goes on"):
         send_backlog(tmp_path)
     run.finish("FINISHED")
 
 
-def test_a_tag_is_changed_on_the_way(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_a_tag_is_changed_on_the_way(tmp_path: Path, store: MemoryStore) -> None:
     run = start(tmp_path, store)
     run.tag({"gbactl.phases": "sync"})
     run.tag({"gbactl.phases": "sync; gba from day 1, sample 0"})
@@ -253,11 +245,10 @@ def test_a_tag_is_changed_on_the_way(tmp_path: Path) -> None:
     assert store.tags["gbactl.phases"] == "sync; gba from day 1, sample 0"
 
 
-def test_a_tag_that_was_changed_before_the_store_went_away_stays_changed(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_a_tag_that_was_changed_before_the_store_went_away_stays_changed(tmp_path: Path, store: MemoryStore) -> None:
     run = start(tmp_path, store)
     run.tag({"t": "2"})
-    until(lambda: store.tags.get("t") == "2")
+    wait_for(lambda: store.tags.get("t") == "2")
     store.broken = True
     assert run.finish("FINISHED") is not None
     store.broken = False
@@ -266,14 +257,13 @@ def test_a_tag_that_was_changed_before_the_store_went_away_stays_changed(tmp_pat
 
 
 @pytest.mark.parametrize("cut_off", [False, True])
-def test_a_run_goes_on_as_the_same_one(tmp_path: Path, cut_off: bool) -> None:
+def test_a_run_goes_on_as_the_same_one(tmp_path: Path, store: MemoryStore, cut_off: bool) -> None:
     """Its id is known, or stands in the backlog of one that was killed, of which nothing is lost."""
-    store = MemoryStore()
     first = start(tmp_path, store)
     first.log({"auc": 0.7}, step=1, seconds=1.0)
     run_id = first.run_id
     if cut_off:
-        until(lambda: bool(store.rows))
+        wait_for(lambda: bool(store.rows))
         store.broken = True
         first.log({"auc": 0.75}, step=2, seconds=2.0)
     left = first.finish("KILLED", 2.0)
@@ -283,7 +273,7 @@ def test_a_run_goes_on_as_the_same_one(tmp_path: Path, cut_off: bool) -> None:
     known = "" if cut_off else run_id
     again = TrackedRun("memory", "e", "r", {"seed": 4}, {"t": "2"}, tmp_path, print, sender=store, resumed=known)
     again.log({"auc": 0.8}, step=3, seconds=0.5)
-    until(lambda: store.status == "RUNNING")
+    wait_for(lambda: store.status == "RUNNING")
     assert again.run_id == run_id
     assert again.finish("FINISHED") is None
     assert store.status == "FINISHED" and store.tags["t"] == "2"

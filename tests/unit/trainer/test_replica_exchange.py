@@ -12,7 +12,7 @@ from gbactl.averaging_rules import make
 from gbactl.errors import ClusterError
 from gbactl.kernels.half_precision import CODECS
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.trainer.replica_exchange import (
     AveragingRounds,
     CentreExchange,

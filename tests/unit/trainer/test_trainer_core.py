@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.trainer.replica_exchange import CentreSlices
 from gbactl.trainer.trainer_core import TrainerCore
 from gbactl.wire.frames import Bytes

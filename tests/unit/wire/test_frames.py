@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,26 +45,20 @@ def test_a_frame_survives_the_wire(
     assert (header.released, header.slot, header.descriptor_bytes) == (released, slot, len(descriptor))
 
 
-def test_another_protocol_is_refused() -> None:
-    with pytest.raises(WireError, match="does not speak this protocol"):
-        read(b"GET " + frame()[4:])
-
-
-def test_another_version_is_refused_with_what_to_do() -> None:
-    data = bytearray(frame())
-    data[4] = 9
-    with pytest.raises(WireError, match="version 9, not 1; install the same gbactl"):
-        read(bytes(data))
-
-
-def test_another_key_is_refused() -> None:
-    with pytest.raises(WireError, match="not authenticated"):
-        read(frame(), key=b"x" * 32)
-
-
-def test_a_frame_out_of_turn_is_refused() -> None:
-    with pytest.raises(WireError, match="Frame 7 came where 8 was due"):
-        read(frame(), sequence=8)
+@pytest.mark.parametrize(
+    ("data", "expected", "told"),
+    [
+        (b"GET " + frame()[4:], {}, "does not speak this protocol"),
+        (frame()[:4] + bytes([9]) + frame()[5:], {}, "version 9, not 1; install the same gbactl"),
+        (frame(), {"key": b"x" * 32}, "not authenticated"),
+        (frame(), {"sequence": 8}, "Frame 7 came where 8 was due"),
+        (frame(kind=frames.CLOSED), {}, "kind 0"),
+    ],
+    ids=["another protocol", "another version", "another key", "out of turn", "the kind that means closed"],
+)
+def test_what_is_no_frame_of_this_connection_is_refused(data: bytes, expected: dict[str, Any], told: str) -> None:
+    with pytest.raises(WireError, match=told):
+        read(data, **expected)
 
 
 @pytest.mark.parametrize("length", range(frames.HEADER.size))
@@ -86,11 +81,6 @@ def test_absurd_lengths_are_refused_before_anything_is_allocated(descriptor: int
     header = frames.HEADER.pack(frames.MAGIC, frames.VERSION, 5, 0, 7, 0, descriptor, payload)
     with pytest.raises(WireError, match="more than allowed"):
         frames.parse_header(header)
-
-
-def test_the_kind_that_means_closed_is_never_read() -> None:
-    with pytest.raises(WireError, match="kind 0"):
-        read(frame(kind=frames.CLOSED))
 
 
 @given(st.integers(0, len(frame()) * 8 - 1))

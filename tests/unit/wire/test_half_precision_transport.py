@@ -35,7 +35,7 @@ from tests.support.recorded import config, record, splits
 
 TOLD = (0.5, 0.1, 1.0, 0, 0)
 FLOATS = np.random.default_rng(0).normal(size=24).astype(np.float32)
-IDS = np.array([3, 1, 4], np.int32)
+IDS, NONE = np.array([3, 1, 4], np.int32), np.empty(0, np.int32)
 
 
 def with_dtype(cfg: RunConfig, name: str) -> RunConfig:
@@ -75,20 +75,15 @@ def test_what_goes_as_it_is_keeps_no_memory() -> None:
         assert not narrow.channel._lent
 
 
+@pytest.mark.parametrize(
+    ("message", "ids"),
+    [(Push(1, 2, 3, 12, *TOLD), IDS), (Rows(1, 2, 4, 12), NONE), (EasgdUpdate(1, 0.5), NONE), (EasgdCentre(1), NONE)],
+)
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_a_gradient(name: str) -> None:
-    push, payload = Push(1, 2, 3, 12, *TOLD), joined(IDS, FLOATS)
-    wire = Narrow(name)
-    assert wire.arrives(push, payload, wire.raw).size == IDS.nbytes + FLOATS.nbytes // 2
-    assert np.array_equal(wire.arrives(push, payload, wire.far), joined(IDS, rounded(CODECS[name], FLOATS)))
-
-
-@pytest.mark.parametrize("message", [Rows(1, 2, 4, 12), EasgdUpdate(1, 0.5), EasgdCentre(1)])
-@pytest.mark.parametrize("name", sorted(CODECS))
-def test_rows_and_dense_values(name: str, message: Any) -> None:
-    wire = Narrow(name)
-    assert wire.arrives(message, joined(FLOATS), wire.raw).size == FLOATS.nbytes // 2
-    assert np.array_equal(wire.arrives(message, joined(FLOATS), wire.far), joined(rounded(CODECS[name], FLOATS)))
+def test_gradients_rows_and_dense_values_are_rounded_and_ids_are_not(name: str, message: Any, ids: np.ndarray) -> None:
+    wire, payload = Narrow(name), joined(ids, FLOATS)
+    assert wire.arrives(message, payload, wire.raw).size == ids.nbytes + FLOATS.nbytes // 2
+    assert np.array_equal(wire.arrives(message, payload, wire.far), joined(ids, rounded(CODECS[name], FLOATS)))
 
 
 @pytest.mark.parametrize("message", [Pull(1, 2, 24, True, 0, -1), DenseState(3), PutDense(3), Predictions(1, 0, 0, 24)])

@@ -19,7 +19,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.listener import UNIX, Admission, UnauthenticatedConnection
 from gbactl.wire.messages import TakeBatch, unpack
 from gbactl.wire.node_connections import SocketHub
-from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, while_polling
+from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, dial, while_polling
 
 GAVE_WAY = "A connection gave way to others before it proved itself."
 TOO_LATE = "A connection did not prove in time that it knows this run's key."
@@ -35,11 +35,6 @@ def hub(request: pytest.FixtureRequest) -> Iterator[SocketHub]:
 def door_of(hub: SocketHub) -> Admission:
     assert hub.admission is not None
     return hub.admission
-
-
-def dial(hub: SocketHub) -> socket.socket:
-    host, port = hub.address.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=SECONDS)
 
 
 def gets_in(hub: SocketHub) -> None:

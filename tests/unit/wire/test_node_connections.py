@@ -21,7 +21,7 @@ from gbactl.wire import auth, frames, shared_memory
 from gbactl.wire.messages import DropSlice, TakeBatch, kind_of, pack, unpack
 from gbactl.wire.node_connections import SocketHub
 from gbactl.wire.socket_channel import ATTACH, ATTACHED
-from tests.support.hubs import KEY, SECONDS, SERVER, SLOT, WORKER, Pair, noise, while_polling
+from tests.support.hubs import KEY, SECONDS, SERVER, SLOT, WORKER, Pair, authenticated, dial, noise, while_polling
 
 
 @pytest.fixture
@@ -41,21 +41,16 @@ def shared() -> Iterator[Pair]:
 class Stranger:
     """A raw connection to a hub's listener, with this run's key or without."""
 
-    def __init__(self, hub: SocketHub) -> None:
-        host, port = hub.address.rsplit(":", 1)
-        self.sock = socket.create_connection((host, int(port)), timeout=SECONDS)
+    def __init__(self, hub: SocketHub, authenticates: bool = False) -> None:
+        self.hub, self.sock, self.sent = hub, dial(hub), 0
+        self.key = authenticated(self.sock, hub).from_connector if authenticates else b""
 
-    def authenticate(self, hub: SocketHub, key: bytes = KEY) -> auth.SessionKeys:
-        def go() -> auth.SessionKeys:
-            hello = self.sock.recv(auth.GREETING.size, socket.MSG_WAITALL)
-            mine = auth.nonce()
-            self.sock.sendall(auth.answer(key, hello, WORKER, mine))
-            proof = self.sock.recv(auth.PROOF_BYTES, socket.MSG_WAITALL)
-            return auth.confirm(key, hello, mine, proof, SERVER)
+    def frame(self, message: Any, payload_bytes: int = 0) -> bytes:
+        """The next frame of this connection."""
+        self.sent += 1
+        return frames.encode(self.key, kind_of(message), pack(message), payload_bytes, sequence=self.sent - 1)
 
-        return while_polling(hub, go)[0]
-
-    def closed(self, hub: SocketHub) -> bool:
+    def closed(self) -> bool:
         """Whether the hub hangs up."""
 
         def read() -> bool:
@@ -66,7 +61,13 @@ class Stranger:
                 pass
             return True
 
-        return bool(while_polling(hub, read)[0])
+        return bool(while_polling(self.hub, read)[0])
+
+
+@pytest.fixture
+def peer(pair: Pair) -> Stranger:
+    """A stranger that has this run's key."""
+    return Stranger(pair.far_hub, authenticates=True)
 
 
 def still_serves(pair: Pair) -> None:
@@ -86,7 +87,7 @@ def still_serves(pair: Pair) -> None:
 def test_a_stranger_without_the_key_is_turned_away_and_counted(pair: Pair) -> None:
     stranger = Stranger(pair.far_hub)
     stranger.sock.sendall(b"x" * auth.ANSWER.size)
-    assert stranger.closed(pair.far_hub)
+    assert stranger.closed()
     assert pair.far_hub.refused == {"A connection does not know this run's key.": 1}
     still_serves(pair)
 
@@ -97,27 +98,6 @@ def test_one_of_another_run_is_told_that_the_connection_closed(pair: Pair) -> No
         while_polling(pair.far_hub, lambda: other.connect(pair.far_hub.address, peer=SERVER))
     other.close()
     still_serves(pair)
-
-
-def test_a_listener_that_does_not_know_the_key_is_not_trusted() -> None:
-    impostor = socket.create_server(("127.0.0.1", 0))
-
-    class Hub:
-        def poll(self, _: float) -> list[Any]:
-            sock, _address = impostor.accept()
-            sock.sendall(auth.greeting(auth.nonce()))
-            sock.recv(auth.ANSWER.size, socket.MSG_WAITALL)
-            sock.sendall(bytes(auth.PROOF_BYTES))
-            time.sleep(0.2)
-            impostor.close()
-            self.poll = lambda _: []  # type: ignore[method-assign]
-            return []
-
-    host, port = impostor.getsockname()[:2]
-    hub = SocketHub(KEY, WORKER)
-    with pytest.raises(WireError, match="listener does not know"):
-        while_polling(Hub(), lambda: hub.connect(f"{host}:{port}"))
-    hub.close()
 
 
 def test_a_port_scan_leaves_no_trace(pair: Pair) -> None:
@@ -183,24 +163,19 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_frame_costs_its_sender_the_connection(pair: Pair, case: str) -> None:
+def test_a_malformed_frame_costs_its_sender_the_connection(pair: Pair, peer: Stranger, case: str) -> None:
     make, reason = MALFORMED[case]
-    stranger = Stranger(pair.far_hub)
-    keys = stranger.authenticate(pair.far_hub)
-    stranger.sock.sendall(make(keys.from_connector))
+    peer.sock.sendall(make(peer.key))
     [(channel, frame)] = pair.far_hub.poll(SECONDS)
     assert frame.kind == frames.CLOSED and channel.closed
     [refusal] = pair.far_hub.refused
     assert refusal.startswith("W1: ") and reason in refusal
-    assert stranger.closed(pair.far_hub)
+    assert peer.closed()
     still_serves(pair)
 
 
-def test_good_frames_before_a_malformed_one_still_count(pair: Pair) -> None:
-    stranger = Stranger(pair.far_hub)
-    keys = stranger.authenticate(pair.far_hub)
-    good = frames.encode(keys.from_connector, kind_of(TakeBatch(3)), pack(TakeBatch(3)))
-    stranger.sock.sendall(good + b"junk" * 20)
+def test_good_frames_before_a_malformed_one_still_count(pair: Pair, peer: Stranger) -> None:
+    peer.sock.sendall(peer.frame(TakeBatch(3)) + b"junk" * 20)
     found: list[tuple[Any, frames.Frame]] = []
     while not found or found[-1][1].kind != frames.CLOSED:
         found += pair.far_hub.poll(SECONDS)
@@ -210,26 +185,19 @@ def test_good_frames_before_a_malformed_one_still_count(pair: Pair) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(min_size=frames.PREFIX, max_size=400))
 def test_random_bytes_after_the_handshake(pair: Pair, junk: bytes) -> None:
-    stranger = Stranger(pair.far_hub)
-    stranger.authenticate(pair.far_hub)
+    stranger = Stranger(pair.far_hub, authenticates=True)
     stranger.sock.sendall(junk)
     stranger.sock.close()
     [(_, frame)] = pair.far_hub.poll(SECONDS)
     assert frame.kind == frames.CLOSED
 
 
-def test_frames_cut_anywhere_by_the_network_arrive_whole(pair: Pair) -> None:
-    stranger = Stranger(pair.far_hub)
-    keys = stranger.authenticate(pair.far_hub)
+def test_frames_cut_anywhere_by_the_network_arrive_whole(pair: Pair, peer: Stranger) -> None:
     payload = noise(300).tobytes()
-    data = b"".join(
-        frames.encode(keys.from_connector, kind_of(DropSlice(0, n)), pack(DropSlice(0, n)), len(payload), sequence=n)
-        + payload
-        for n in range(3)
-    )
+    data = b"".join(peer.frame(DropSlice(0, n), len(payload)) + payload for n in range(3))
     found: list[tuple[Any, frames.Frame]] = []
     for low in range(0, len(data), 7):
-        stranger.sock.sendall(data[low : low + 7])
+        peer.sock.sendall(data[low : low + 7])
         found += pair.far_hub.poll(0.001)
     while len(found) < 3:
         found += pair.far_hub.poll(SECONDS)
@@ -245,9 +213,9 @@ def trickle(pair: Pair, stranger: Stranger, data: bytes) -> list[tuple[Any, fram
     return found
 
 
-def test_a_payload_that_trickles_in_wakes_nobody_for_every_piece(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    stranger = Stranger(pair.far_hub)
-    keys = stranger.authenticate(pair.far_hub)
+def test_a_payload_that_trickles_in_wakes_nobody_for_every_piece(
+    pair: Pair, peer: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     payload, plain, woken = noise(700_000).tobytes(), pair.far_hub._selector.select, [0]
 
     def select(timeout: float | None) -> Any:
@@ -257,24 +225,18 @@ def test_a_payload_that_trickles_in_wakes_nobody_for_every_piece(pair: Pair, mon
 
     monkeypatch.setattr(pair.far_hub._selector, "select", select)
     for n in range(2):
-        head = frames.encode(
-            keys.from_connector, kind_of(DropSlice(0, n)), pack(DropSlice(0, n)), len(payload), sequence=2 * n
-        )  # fmt: skip
-        found = trickle(pair, stranger, head + payload) or pair.far_hub.poll(SECONDS)
+        data = peer.frame(DropSlice(0, n), len(payload)) + payload
+        found = trickle(pair, peer, data) or pair.far_hub.poll(SECONDS)
         assert [frame.payload.tobytes() for _, frame in found] == [payload]
-        small = frames.encode(keys.from_connector, kind_of(TakeBatch(n)), pack(TakeBatch(n)), sequence=2 * n + 1)
-        stranger.sock.sendall(small)
+        peer.sock.sendall(peer.frame(TakeBatch(n)))
         [(_, frame)] = pair.far_hub.poll(SECONDS)
         assert unpack(frame.kind, frame.descriptor) == TakeBatch(n)
     assert woken[0] < 20  # of 342 pieces
 
 
-def test_who_goes_in_the_middle_of_a_payload_is_missed_at_once(pair: Pair) -> None:
-    stranger = Stranger(pair.far_hub)
-    keys = stranger.authenticate(pair.far_hub)
-    head = frames.encode(keys.from_connector, kind_of(DropSlice(0, 0)), pack(DropSlice(0, 0)), 700_000)
-    assert trickle(pair, stranger, head + bytes(100_000)) == []
-    stranger.sock.close()
+def test_who_goes_in_the_middle_of_a_payload_is_missed_at_once(pair: Pair, peer: Stranger) -> None:
+    assert trickle(pair, peer, peer.frame(DropSlice(0, 0), 700_000) + bytes(100_000)) == []
+    peer.sock.close()
     began = time.monotonic()
     [(_, frame)] = pair.far_hub.poll(SECONDS)
     assert frame.kind == frames.CLOSED and time.monotonic() - began < SECONDS / 3
@@ -283,12 +245,11 @@ def test_who_goes_in_the_middle_of_a_payload_is_missed_at_once(pair: Pair) -> No
 def test_a_channel_that_its_own_node_closes_leaves_the_hub_in_order(pair: Pair) -> None:
     """A node refuses a message and hangs up; the next connection gets the same file descriptor."""
     for _ in range(5):
-        stranger = Stranger(pair.far_hub)
-        keys = stranger.authenticate(pair.far_hub)
-        stranger.sock.sendall(frames.encode(keys.from_connector, kind_of(TakeBatch(3)), pack(TakeBatch(3))))
+        stranger = Stranger(pair.far_hub, authenticates=True)
+        stranger.sock.sendall(stranger.frame(TakeBatch(3)))
         [(channel, _)] = pair.far_hub.poll(SECONDS)
         channel.close()
-        assert stranger.closed(pair.far_hub)
+        assert stranger.closed()
     still_serves(pair)
 
 

@@ -13,7 +13,7 @@ from gbactl.errors import WireError
 from gbactl.wire import auth, frames
 from gbactl.wire.messages import DropSlice, TakeBatch
 from gbactl.wire.node_connections import SocketHub
-from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
+from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, authenticated, dial, noise, while_polling
 from tests.support.relays import Relay
 
 
@@ -22,11 +22,6 @@ def hub() -> Iterator[SocketHub]:
     made = SocketHub(KEY, SERVER, bind="127.0.0.1")
     yield made
     made.close()
-
-
-def dial(hub: SocketHub) -> socket.socket:
-    host, port = hub.address.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=SECONDS)
 
 
 def recorded(hub: SocketHub) -> Relay:
@@ -83,14 +78,7 @@ def test_a_listener_played_back() -> None:
 def opened(hub: SocketHub) -> tuple[socket.socket, auth.SessionKeys]:
     """Another session of the same worker, whose key nobody who records has: as if somebody could write into it."""
     sock = dial(hub)
-
-    def go() -> auth.SessionKeys:
-        hello = sock.recv(auth.GREETING.size, socket.MSG_WAITALL)
-        mine = auth.nonce()
-        sock.sendall(auth.answer(KEY, hello, WORKER, mine))
-        return auth.confirm(KEY, hello, mine, sock.recv(auth.PROOF_BYTES, socket.MSG_WAITALL), SERVER)
-
-    return sock, while_polling(hub, go)[0]
+    return sock, authenticated(sock, hub)
 
 
 def test_frames_of_one_session_in_another(hub: SocketHub) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,54 +12,31 @@ import pytest
 
 from gbactl.collective.base import as_array
 from gbactl.collective.fault_tolerant import FaultTolerantCollective
-from gbactl.config import (
-    CheckpointConfig,
-    ClusterConfig,
-    CollectiveConfig,
-    ModeConfig,
-    ModelConfig,
-    RunConfig,
-    SwitchConfig,
-    TrainConfig,
-    check,
-)
+from gbactl.config import CheckpointConfig, CollectiveConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.coordinator.event_log import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
 from gbactl.coordinator.failure_recovery import LostDenseGradients
 from gbactl.errors import ClusterError, EventLogError
 from gbactl.nodes import worker_process as node
 from gbactl.replay.replay_command import replay
 from gbactl.server.shard_server import Server
-from gbactl.wire.messages import KIND, Event, MoveDense, RingBroken, Sum, Summand, WorkerFailed
+from gbactl.wire.messages import KIND, MoveDense, RingBroken, Sum, Summand, WorkerFailed
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import ReplicatedDense
-from tests.support import memory_cluster, small_data
+from tests.support import memory_cluster
 from tests.support.deaths import DyingWorker, Orphaned, Victim
 from tests.support.in_memory_collective import MemoryGroup
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import AVERAGED, REPLICAS, every_k
+from tests.support.thread_cluster import ThreadCluster, clustered
 
 SAMPLES = 1500
 BUCKETS = CollectiveConfig().buckets
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_data.prepared(tmp_path_factory.mktemp("cache"), SAMPLES)
-
-
 def config(mode: str, lost: str = "replace", name: str = "gloo", workers: int = 3, **more: Any) -> RunConfig:
-    own = every_k(mode, 2)
-    return check(
-        RunConfig(
-            mode=ModeConfig(mode, 32 if mode in REPLICAS else None, options=own),
-            model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
-            cluster=ClusterConfig(workers=workers, servers=2, lost_worker=lost, hang_seconds=10.0),
-            collective=CollectiveConfig(name=name),
-            train=TrainConfig(global_batch=96, eval_batch=200),
-            seed=5,
-            **more,
-        )
-    )
+    chosen = ModeConfig(mode, 32 if mode in REPLICAS else None, options=every_k(mode, 2))
+    nodes = {"workers": workers, "lost_worker": lost, "hang_seconds": 10.0}
+    return clustered(chosen, nodes, collective=CollectiveConfig(name=name), **more)
 
 
 class Ring:
@@ -127,13 +105,6 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     return make
 
 
-def adds_up(result: dict[str, Any], turned_away: int = 0) -> None:
-    """All samples are accounted for; `turned_away`: replacements that a coordinator's successor may refuse, at most."""
-    counted = result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == SAMPLES
-    assert result["refused_frames"] <= turned_away
-
-
 def model(result: dict[str, Any]) -> Any:
     return result["checksums"]["model"]
 
@@ -144,11 +115,10 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def test_sums_of_a_server_have_the_bits_of_all_others(
-    data: Path, tmp_path: Path, rings: Rings, undisturbed: dict[str, Any]
+    cluster: ThreadCluster, rings: Rings, undisturbed: dict[str, Any]
 ) -> None:
     rings(broken=True)
-    result = run_in_memory(config("sync", name="shm"), data, tmp_path)
-    adds_up(result)
+    result = cluster.train(config("sync", name="shm"))
     assert model(result) == model(undisturbed) and result["auc"] == undisturbed["auc"]
 
 
@@ -157,13 +127,11 @@ def test_sums_of_a_server_have_the_bits_of_all_others(
 @pytest.mark.parametrize(("victim", "turn"), [(0, 1), (1, 3), (0, 16)])
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 def test_and_so_they_have_where_somebody_dies(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], victim: int,
-    when: str, turn: int, lost: str,
-) -> None:  # fmt: skip
+    cluster: ThreadCluster, rings: Rings, undisturbed: dict[str, Any], victim: int, when: str, turn: int, lost: str
+) -> None:
     rings(broken=True)
-    DyingWorker(monkeypatch, victim, turn, when)
-    result = run_in_memory(config("sync", lost, "shm"), data, tmp_path)
-    adds_up(result)
+    DyingWorker(cluster.patch, victim, turn, when)
+    result = cluster.train(config("sync", lost, "shm"))
     assert model(result) == model(undisturbed)
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
 
@@ -172,14 +140,12 @@ def test_and_so_they_have_where_somebody_dies(
 @pytest.mark.parametrize(("lost", "turn"), [("continue", 4), ("replace", 1), ("replace", 16)])
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], when: str,
-    turn: int, lost: str,
-) -> None:  # fmt: skip
+    cluster: ThreadCluster, rings: Rings, undisturbed: dict[str, Any], when: str, turn: int, lost: str
+) -> None:
     """Its last sum may have reached some: all get the same parameters again, with a new phase."""
     made = rings()
-    DyingWorker(monkeypatch, 1, turn, when)
-    result = run_in_memory(config("sync", lost), data, tmp_path)
-    adds_up(result)
+    DyingWorker(cluster.patch, 1, turn, when)
+    result = cluster.train(config("sync", lost))
     assert result["global_step"] == undisturbed["global_step"] and abs(result["auc"] - undisturbed["auc"]) < 0.02
     assert len(made) == 3 and all(ring.sums >= turn - 1 for ring in made)
 
@@ -188,18 +154,19 @@ def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
 @pytest.mark.parametrize("when", ["before", "half", "after", "announced"])
 @pytest.mark.parametrize(("lost", "turn"), [("continue", 4), ("replace", 4), ("replace", 16)])
 def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, when: str, turn: int, lost: str
+    cluster: ThreadCluster, rings: Rings, when: str, turn: int, lost: str
 ) -> None:
     """The dead one's batch is computed again, rows and dense part, unless its rows were announced: then its dense part
     is gone, which is said. Turn 16 is the last step. Who dies before its turn, or in it while the others are slow, may
     be the only one that had the sum of the turn before."""
     rings(has=BUCKETS * (turn - 1), deaf=1)
-    DyingWorker(monkeypatch, 1, turn, when)
-    result = run_in_memory(config("sync", lost), data, tmp_path)
-    adds_up(result)
+    DyingWorker(cluster.patch, 1, turn, when)
+    result = cluster.train(config("sync", lost))
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
     [failed] = result["recovery"]
-    told = [each for each in read(tmp_path / "events.log") if isinstance(each, InfoRecord) and each.kind == DENSE_LOST]
+    told = [
+        each for each in read(cluster.folder / "events.log") if isinstance(each, InfoRecord) and each.kind == DENSE_LOST
+    ]
     steps = [each.fields["step"] for each in told]
     assert failed["samples_undone"] == (28 if steps == [15] else 32 * len(steps))
     before = [], [turn - 2]
@@ -209,23 +176,21 @@ def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
 @pytest.mark.parametrize("mode", ["sync", "shadow_ma"])
 @pytest.mark.parametrize("hangs", [0, 2])
 def test_a_ring_that_hangs_is_given_up_when_it_breaks_elsewhere(
-    data: Path, tmp_path: Path, rings: Rings, mode: str, hangs: int
+    cluster: ThreadCluster, rings: Rings, mode: str, hangs: int
 ) -> None:
     made = rings(has=BUCKETS * 3, hangs=hangs)
-    result = run_in_memory(config(mode), data, tmp_path)
-    adds_up(result)
+    result = cluster.train(config(mode))
     assert result["samples"]["trained"] == SAMPLES and "lost_workers" not in result
     assert all(ring.given_up.is_set() and ring.sums == ring.has for ring in made)
 
 
 @pytest.mark.parametrize("later", range(4))
-def test_and_so_it_is_where_the_coordinator_dies_meanwhile(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, later: int
-) -> None:
+def test_and_so_it_is_where_the_coordinator_dies_meanwhile(cluster: ThreadCluster, rings: Rings, later: int) -> None:
     """The one before had told nobody, or some."""
     made = rings(has=BUCKETS * 3, hangs=2)
-    death = Orphaned(monkeypatch, RingBroken, later)
-    result = run_in_memory(config("sync"), data, tmp_path)
+    death = Orphaned(cluster.patch, RingBroken, later)
+    cluster.most_refused = math.inf
+    result = cluster.train(config("sync"))
     assert death.deaths == 1 and all(ring.given_up.is_set() for ring in made)
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
 
@@ -234,16 +199,17 @@ def test_and_so_it_is_where_the_coordinator_dies_meanwhile(
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 @pytest.mark.parametrize("later", [1, 3, 6, 10])
 def test_another_coordinator_goes_on_where_the_ring_is_broken(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
+    cluster: ThreadCluster, rings: Rings, lost: str, later: int
 ) -> None:
     """All workers get the same parameters when the phase ends, not in the middle of its steps."""
     rings()
-    DyingWorker(monkeypatch, 1, 4, "before")
-    death = Orphaned(monkeypatch, WorkerFailed, later)
-    result = run_in_memory(config("sync", lost), data, tmp_path)
-    assert death.deaths == 1  # a successor that had said hello to the dead one is turned away, and another one comes
+    DyingWorker(cluster.patch, 1, 4, "before")
+    death = Orphaned(cluster.patch, WorkerFailed, later)
+    cluster.most_refused = math.inf  # a replacement that greeted the dead coordinator is; another one comes
+    result = cluster.train(config("sync", lost))
+    assert death.deaths == 1
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
-    ended = [record for record in read(tmp_path / "events.log") if isinstance(record, (InfoRecord, OrderRecord))]
+    ended = [record for record in read(cluster.folder / "events.log") if isinstance(record, (InfoRecord, OrderRecord))]
     moves = [place for place, record in enumerate(ended) if isinstance(record, InfoRecord) and record.kind == MOVED]
     assert moves
     for place in moves:
@@ -254,36 +220,33 @@ def test_another_coordinator_goes_on_where_the_ring_is_broken(
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 @pytest.mark.parametrize("later", range(6))
 def test_a_coordinator_that_dies_while_all_get_the_same_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
+    cluster: ThreadCluster, rings: Rings, lost: str, later: int
 ) -> None:
     """Who forms the new group has to learn from the next one who is missing."""
     rings()
-    DyingWorker(monkeypatch, 1, 4, "before")
-    death = Orphaned(monkeypatch, MoveDense, later)
-    result = run_in_memory(config("sync", lost), data, tmp_path)
-    adds_up(result, turned_away=lost == "replace")  # it had said hello to the dead coordinator, and another one comes
+    DyingWorker(cluster.patch, 1, 4, "before")
+    death = Orphaned(cluster.patch, MoveDense, later)
+    cluster.most_refused = 1 if lost == "replace" else 0  # one that greeted the dead coordinator; another one comes
+    result = cluster.train(config("sync", lost))
     assert death.deaths == 1 and (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
 
 
 @pytest.mark.parametrize(("name", "lost"), [("gloo", "continue"), ("gloo", "replace"), ("shm", "replace")])
 def test_another_one_that_dies_while_all_get_the_same_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], name: str,
-    lost: str,
-) -> None:  # fmt: skip
+    cluster: ThreadCluster, rings: Rings, undisturbed: dict[str, Any], name: str, lost: str
+) -> None:
     """Where sums never were a ring's, no bit of them changes."""
     rings(broken=name == "shm")
-    dying = DyingWorker(monkeypatch, 1, 4, "before")
-    plain, deaths = ReplicatedDense.take_over, [0]
+    dying = DyingWorker(cluster.patch, 1, 4, "before")
+    deaths = [0]
 
     def take_over(this: Any, turn: int) -> None:
         if this.client.index == 2 and dying.pushes == dying.turn and not deaths[0]:
             deaths[0] += 1
             raise Killed
-        plain(this, turn)
 
-    monkeypatch.setattr(ReplicatedDense, "take_over", take_over)
-    result = run_in_memory(config("sync", lost, name), data, tmp_path)
-    adds_up(result)
+    cluster.before(ReplicatedDense, "take_over", take_over)
+    result = cluster.train(config("sync", lost, name))
     assert deaths == [1] and (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
     assert {failed["process"] for failed in result["recovery"]} == {"W1", "W2"}
     assert abs(result["auc"] - undisturbed["auc"]) < 0.02
@@ -293,11 +256,11 @@ def test_another_one_that_dies_while_all_get_the_same_again(
 @pytest.mark.parametrize("turn", [4, 16])
 @pytest.mark.parametrize("counted", [False, True])
 def test_another_coordinator_counts_what_is_gone_once(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, turn: int, counted: bool
+    cluster: ThreadCluster, rings: Rings, turn: int, counted: bool
 ) -> None:
     """The one before dies when it hears of it, before or after it has noted that. Turn 16: in the evaluation."""
     rings(has=BUCKETS * (turn - 1), deaf=1)
-    DyingWorker(monkeypatch, 1, turn, "announced")
+    DyingWorker(cluster.patch, 1, turn, "announced")
     plain, deaths = LostDenseGradients.add, [0]
 
     def heard(this: Any, *args: Any) -> None:
@@ -307,92 +270,68 @@ def test_another_coordinator_counts_what_is_gone_once(
             deaths[0] += 1
             raise Killed
 
-    monkeypatch.setattr(LostDenseGradients, "add", heard)
-    result = run_in_memory(config("sync", "continue"), data, tmp_path)
-    adds_up(result)
+    cluster.patch.setattr(LostDenseGradients, "add", heard)
+    result = cluster.train(config("sync", "continue"))
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
     lost = {failed["process"]: failed["samples_undone"] for failed in result["recovery"]}
     assert lost == {"W1": 28 if turn == 16 else 32, "C": 0}
 
 
-def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings
-) -> None:
+def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(cluster: ThreadCluster, rings: Rings) -> None:
     rings(size=2, has=BUCKETS * 3, deaf=1)
-    DyingWorker(monkeypatch, 1, 4, "announced")
-    adds_up(run_in_memory(config("sync", workers=2), data, tmp_path))
-    with pytest.raises(EventLogError, match="a worker died with dense parts of step 3; such a run cannot be replayed"):
-        replay(tmp_path)
+    DyingWorker(cluster.patch, 1, 4, "announced")
+    cluster.train(config("sync", workers=2))
+    told = "a worker failed while the dense gradients of step 3 were being summed; such a run cannot be replayed"
+    with pytest.raises(EventLogError, match=told):
+        replay(cluster.folder)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 @pytest.mark.parametrize("mode", AVERAGED)
 def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str, lost: str
+    cluster: ThreadCluster, rings: Rings, mode: str, lost: str
 ) -> None:
     rings()
-    DyingWorker(monkeypatch, 1, 3, "before")
-    events: list[Event] = []
-    result = run_in_memory(config(mode, lost), data, tmp_path, events=events)
-    adds_up(result)
+    DyingWorker(cluster.patch, 1, 3, "before")
+    result = cluster.train(config(mode, lost))
     assert result["samples"]["trained"] == SAMPLES
-    names = [event.name for event in events if event.name in ("lost", "joined")]
+    names = [event.name for event in cluster.events if event.name in ("lost", "joined")]
     assert names == ["lost", "joined"][: 1 + (lost == "replace")]
 
 
 @pytest.mark.parametrize("mode", ["sync", "shadow_ma", "fr_bmuf"])
-def test_the_server_that_sums_may_die_too(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str
-) -> None:
+def test_the_server_that_sums_may_die_too(cluster: ThreadCluster, rings: Rings, mode: str) -> None:
     """In its first life, with some parts of a round."""
     rings(broken=True)
-    Victim(monkeypatch, Summand, 20)
+    Victim(cluster.patch, Summand, 20)
     saves = CheckpointConfig(name="cpr", interval_steps=4, mb_per_second=0)
-    result = run_in_memory(config(mode, name="shm", checkpoint=saves), data, tmp_path)
-    adds_up(result)
+    result = cluster.train(config(mode, name="shm", checkpoint=saves))
     assert [failed["process"] for failed in result["recovery"]] == ["S0"]
 
 
-def test_a_successor_is_in_the_sums_after_a_switch(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings
-) -> None:
+def test_a_successor_is_in_the_sums_after_a_switch(cluster: ThreadCluster, rings: Rings) -> None:
     """It came while servers held everything, and never had a ring. The others wait for it before they go on."""
     made = rings()
-    DyingWorker(monkeypatch, 1, 2, "before")
-    there, plain, warm = threading.Event(), WorkerClient.push, node.warm_up
-
-    def warm_up(*args: Any) -> None:
-        warm(*args)
-        there.set()
+    DyingWorker(cluster.patch, 1, 2, "before")
+    there = threading.Event()
 
     def push(self: Any, item: Any, *rest: Any) -> None:
         if item.grant.batch > 5:
             assert there.wait(30)
-        plain(self, item, *rest)
 
-    monkeypatch.setattr(node, "warm_up", warm_up)
-    monkeypatch.setattr(WorkerClient, "push", push)
-    events: list[Event] = []
+    cluster.after(node, "warm_up", lambda *_: there.set())
+    cluster.before(WorkerClient, "push", push)
     cfg = config("gba", switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": "sync"}]))
-    result = run_in_memory(cfg, data, tmp_path, events=events)
-    adds_up(result)
-    assert [event.name for event in events if event.name in ("lost", "joined")] == ["lost", "joined"]
+    result = cluster.train(cfg)
+    assert [event.name for event in cluster.events if event.name in ("lost", "joined")] == ["lost", "joined"]
     assert [phase["mode"] for phase in result["phases"]] == ["gba", "sync"]
     assert not any(ring.sums for ring in made)
 
 
-def test_nothing_goes_to_the_server_while_the_ring_holds(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings
-) -> None:
+def test_nothing_goes_to_the_server_while_the_ring_holds(cluster: ThreadCluster, rings: Rings) -> None:
     heard: list[int] = []
-    plain = Server.handle
-
-    def handle(this: Any, channel: Any, frame: Any) -> None:
-        heard.append(frame.kind)
-        plain(this, channel, frame)
-
-    monkeypatch.setattr(Server, "handle", handle)
+    cluster.before(Server, "handle", lambda this, channel, frame: heard.append(frame.kind))
     made = rings()
-    adds_up(run_in_memory(config("sync"), data, tmp_path))
+    cluster.train(config("sync"))
     assert not {KIND[Summand], KIND[Sum]} & set(heard) and all(ring.sums for ring in made)

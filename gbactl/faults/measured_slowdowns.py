@@ -18,7 +18,7 @@ from typing import Any
 from gbactl.faults.cpu_hogs import hogged, worker_cores
 from gbactl.faults.fault_kinds import CpuHog
 from gbactl.faults.fault_plan import FaultPlan
-from gbactl.faults.slowdown import FaultRecord, add_acted, server_slowdowns
+from gbactl.faults.slowdown_waits import FaultRecord, add_acted, server_slowdowns
 
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are ignored
 CLOCK_SECONDS = 1e-9  # shorter times are below a clock's resolution and ignored
@@ -70,7 +70,7 @@ class ObservedBatches:
 
     @classmethod
     def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> ObservedBatches | None:
-        """Create the statistics of a run; None where its fault plan is empty.
+        """Create the statistics of a run; None if its fault plan is empty.
 
         `pinned`: whether its workers are pinned to cores of this host."""
         if not plan.faults:
@@ -119,7 +119,7 @@ class ObservedBatches:
                 self.acted.add(index, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
-        """Return the seconds per sample that a worker would need without faults; None where unknown."""
+        """Return the seconds per sample that a worker would need without faults; None if unknown."""
         return self._unslowed_rate(worker, {w: sums.unslowed / sums.samples for w, sums in self._hardly_slowed.items()})
 
     def _unslowed_rate(self, worker: int, rates: Mapping[int, float]) -> float | None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
-from gbactl.faults.measured_effects import (
+from gbactl.faults.measured_slowdowns import (
     CALM_BATCHES,
     WARM_UP,
     ObservedBatches,
@@ -17,7 +17,7 @@ from gbactl.faults.measured_effects import (
     fault_metrics,
     with_injected,
 )
-from gbactl.faults.slowdown import FaultRecord, ServerSlowdown, WorkerSlowdown
+from gbactl.faults.slowdown_waits import FaultRecord, ServerSlowdown, WorkerSlowdown
 from tests.support.fault_plans import plan
 
 FOUR = {"kind": "constant", "factor": 4, "workers": [1]}

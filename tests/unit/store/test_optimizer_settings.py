@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gbactl.config import ScheduleConfig
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optimizers import OptimizerSpec, bias_table, factor
+from gbactl.store.optimizer_settings import OptimizerSpec, bias_table, factor
 from gbactl.store.shard_rows import RowBlock
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "optimizer_steps.json"

@@ -33,7 +33,7 @@ class BufferedPolicy(Policy):
         return False
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """Compute row weights for staleness 0 to token staleness; empty where rows have no staleness of their own."""
+        """Compute row weights for staleness 0 to token staleness; empty if rows have no staleness of their own."""
         return ()
 
     def take(self, worker: int) -> Grant | None:
@@ -47,7 +47,7 @@ class BufferedPolicy(Policy):
         if batch is None:
             return None
         token = self.token()
-        if self.phase.prefetch == "data" and self.holding[worker]:
+        if self.phase.prefetch == "data" and self.leased_to(worker):
             self.waiting.setdefault(worker, []).append(batch)
         else:
             self._pull(batch)

@@ -107,7 +107,7 @@ class ServerSlowdown:
 
     @classmethod
     def of(cls, plan: FaultPlan, server: int, **more: Any) -> ServerSlowdown | None:
-        """Create a server's slow-down and measurement; None where the plan slows no server.
+        """Create a server's slow-down and measurement; None if the plan slows no server.
 
         Servers that are not slowed are measured too, for comparison."""
         return cls(plan, server, **more) if plan.slowed_servers else None

@@ -72,7 +72,7 @@ def from_listed(text: str) -> str:
 
 
 def answer(found: dict[str, Any]) -> str:
-    """Describe the outcome of a requested switch in a sentence. Raises GbactlError where it was refused or undone."""
+    """Describe the outcome of a requested switch in a sentence. Raises GbactlError if it was refused or undone."""
     to, state = found.get("to", "that mode"), found["state"]
     if state == "refused":
         raise GbactlError(f"No switch: {found['why'].rstrip('.')}.")

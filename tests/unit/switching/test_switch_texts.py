@@ -10,7 +10,7 @@ import pytest
 from gbactl.coordinator.mode_switch import BY_AUTO
 from gbactl.errors import GbactlError
 from gbactl.policies.policy import names
-from gbactl.switching.switch_descriptions import (
+from gbactl.switching.switch_texts import (
     answer,
     each_mode,
     from_listed,

@@ -63,7 +63,7 @@ def room_needed(path: Path) -> Iterator[None]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a run directory's result.json; {} without one that can be read."""
+    """Read a run directory's result.json; {} if it is missing or cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((path / RESULT).read_text())
         return found if isinstance(found, dict) else {}

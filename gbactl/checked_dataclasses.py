@@ -91,7 +91,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str, owner: str = "", c
 
 
 def _check_dataclass(cls: type[Any]) -> None:
-    """Raise ConfigError unless a class is decorated as a dataclass, or adds no annotation to one that it inherits."""
+    """Raise ConfigError unless a class is decorated as a dataclass, or inherits from one and adds no annotation."""
     inherited = dataclasses.is_dataclass(cls) and not inspect.get_annotations(cls)
     decorated = "__dataclass_fields__" in vars(cls) or inherited
     what = f"{cls.__module__}.{cls.__qualname__} has options and is no dataclass"

@@ -78,7 +78,7 @@ class Entry(NamedTuple):
 
 @functools.cache
 def entries(path: Path) -> dict[str, Entry]:
-    """Read the keys of a configuration file and its bases by their dotted names, without those of Hydra itself."""
+    """Read the keys of a configuration file and its bases by their dotted names, without Hydra's own keys."""
     import yaml
 
     text = path.read_text()

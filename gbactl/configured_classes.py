@@ -44,7 +44,7 @@ def _in_file(path: Path) -> str | None:
 
 
 def found_class(group: str, name: str, target: str | None, what: str, fits: Callable[[Any], bool]) -> type[Any]:
-    """Import the class that `target` names or, without a target, that of the group's option `name`. Raises ConfigError.
+    """Import the class that `target` names or, without a target, the class of the option `name`. Raises ConfigError.
 
     `what`: the kind of class that is needed, in words; `fits`: whether a class is of that kind."""
     target = target or builtin_target(group, name) or _of_file(group, name)

@@ -18,6 +18,7 @@ PUBLISHED = {
     "deepfm": 0.98395, "xdeepfm": 0.98414, "dcnv2": 0.98382, "dlrm": 0.9840, "autoint": 0.9831, "masknet": 0.9837,
     "finalmlp": 0.9861, "wide_deep": 0.98307,
 }  # fmt: skip
+OF_HISTORIES = ("din", "dien", "youtube_dnn")
 NEAR, SAME = 0.0015, 0.0005  # AUC: of sync from the published one, of gba from sync
 NEGATIVES = (
     "Validation and test are the benchmark's own; the negatives of the training file were drawn anew. The learning "
@@ -82,11 +83,11 @@ def frappe(cells: Sequence[Done]) -> str:
     return markdown(heads, rows, *notes, names=(0, 5))
 
 
-def synthetic(cells: Sequence[Done]) -> str:
+def synthetic(cells: Sequence[Done], part: str = "synthetic") -> str:
     """Table of the models on synthetic data with a slow worker: AUC of every mode against sync."""
     modes = ("gba", "hop_bs", "async")
     rows = []
-    for name in PUBLISHED:
+    for name in (*PUBLISHED, *OF_HISTORIES):
         here = [cell for cell in of_model(cells, name) if cell.options["mode"] == "sync"]
         if here:
             mean = statistics.fmean(float(cell.result["auc"]) for cell in here)
@@ -96,7 +97,12 @@ def synthetic(cells: Sequence[Done]) -> str:
         f"Bold: the whole 95 % interval is within {SAME}.",
         "The modelled time does not depend on the model, so that EPS is not compared.",
     )
-    return markdown(heads, rows, *notes, STUDY.origin("synthetic").strip())
+    return markdown(heads, rows, *notes, STUDY.origin(part).strip())
+
+
+def sequences(cells: Sequence[Done]) -> str:
+    """Table of the models of histories, as that of `synthetic`."""
+    return synthetic(cells, "sequences")
 
 
 def rates(cells: Sequence[Done]) -> str:
@@ -115,6 +121,9 @@ def rates(cells: Sequence[Done]) -> str:
 
 def main() -> None:
     """Write results.md."""
-    tables = {"frappe": frappe, "autoint": tried, "speed": speed, "synthetic": synthetic, "rates": rates}
+    tables = {
+        "frappe": frappe, "autoint": tried, "speed": speed, "synthetic": synthetic, "sequences": sequences,
+        "rates": rates,
+    }  # fmt: skip
     found = {name: STUDY.found(name) for name in tables}
     STUDY.write(*(f"## {name.capitalize()}\n\n{tables[name](cells)}" for name, cells in found.items() if cells))

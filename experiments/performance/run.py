@@ -63,7 +63,7 @@ def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
         "announcements": lambda: [announcements.line(rounds, 20_000 if quick else 60_000)],
         "kernels": lambda: kernels.lines(rows, turns),
         "kernel-copy": lambda: kernel_copy.lines(rows, turns),
-        "memory": lambda: memory_use.server_lines(sizes),
+        "memory": lambda: memory_use.server_lines(bench, sizes),
         "worker-memory": lambda: [memory_use.worker_line(bench, 300_000 if quick else 3_000_000)],
     }
 

@@ -57,7 +57,7 @@ def cost_file_text(cost: CostConfig, header: Sequence[str]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Format a value, a measured one with four digits."""
+    """Format a value as YAML; a measured number has four digits."""
     return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else as_yaml(value)
 
 

@@ -162,7 +162,7 @@ def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -
     notes, reports = ProgressLog(), 0
 
     def listen(event: Event) -> None:
-        """Record a progress event. Raises LongEnough at the last one needed."""
+        """Record a progress event. Raises LongEnough at the last event needed."""
         nonlocal reports
         if event.name == "progress":
             reports += 1

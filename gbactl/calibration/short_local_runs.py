@@ -40,7 +40,7 @@ def node_pids(run_dir: Path) -> dict[str, int]:
 
 
 def process_cpu(pid: int) -> float | None:
-    """Return the CPU seconds used by all threads of a process; None for one that is gone."""
+    """Return the CPU seconds used by all threads of a process; None if the process is gone."""
     try:
         used = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -49,7 +49,7 @@ def process_cpu(pid: int) -> float | None:
 
 
 def cpu_by_role(run_dir: Path) -> dict[str, float]:
-    """Return the CPU seconds by role ("W", "S", "C"), summed over the role's processes that are there."""
+    """Return the CPU seconds by role ("W", "S", "C"), summed over the role's running processes."""
     used: dict[str, float] = {}
     for node, pid in node_pids(run_dir).items():
         seconds = process_cpu(pid)
@@ -113,7 +113,7 @@ class ProgressLog:
 
     @property
     def rate(self) -> float:
-        """Rate in samples/s: the slope through the events. Raises ClusterError when there are too few."""
+        """Rate in samples/s: the slope through the events. Raises ClusterError for too few events."""
         notes = [np.array(phase) for phase in self.phases.values() if len(phase) > 1]
         if sum(len(phase) for phase in notes) < FEWEST_NOTES:
             raise ClusterError("A run ended before its rate could be measured; type a larger --seconds.")
@@ -167,9 +167,9 @@ class ObservedRun(LaunchedRun):
 
 
 class Measurement(NamedTuple):
-    """Measurement at a progress event: samples, CPU seconds by role, time, and CPU seconds of `strangers`.
+    """Measurement at a progress event: samples, CPU seconds by role, time, and CPU seconds of other processes.
 
-    These are all processes but the run's nodes and this one."""
+    `strangers` are all processes but the run's nodes and this one."""
 
     samples: float
     used: dict[str, float]

@@ -159,7 +159,7 @@ class UnsavedWork:
         return ServerFailureLoss(samples, self.pls.count_lost(shard, finished), self.updates.count_lost(shard))
 
     def count_older(self, shard: int, step: int) -> ServerFailureLoss:
-        """Count the additional loss of a shard whose newest valid checkpoint is an older one, that of step `step`.
+        """Count the additional loss of a shard whose newest valid checkpoint is an older one, of step `step`.
 
         Its row updates are not known."""
         found = [samples for at, samples in self.saves if at == step]

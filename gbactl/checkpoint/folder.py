@@ -199,7 +199,7 @@ class CheckpointFolder:
         return [entry.name for entry in entries if CUT.fullmatch(entry.name)]
 
     def next_number(self) -> int:
-        """Return a number larger than those of all checkpoints, complete or not."""
+        """Return a number larger than the number of any checkpoint, complete or not."""
         return max(map(number_of, self._found()), default=0) + 1
 
     def chain(self, name: str) -> CheckpointChain:
@@ -238,7 +238,7 @@ class CheckpointFolder:
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
     def keep(self, count: int) -> None:
-        """Remove all checkpoints except the newest `count`, those they build on, and one being written."""
+        """Remove all checkpoints except the newest `count`, the checkpoints they build on, and one being written."""
         names = self.names()
         needed: set[str] = set()
         for name in names[-count:]:

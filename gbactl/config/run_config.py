@@ -348,7 +348,7 @@ def when_effective(key: str) -> str:
 
 
 def ineffective_keys(cfg: RunConfig) -> set[str]:
-    """Return the dotted names of the keys that have no effect in a run. The name of a group's option always has one."""
+    """Return the dotted names of the keys that have no effect in a run. A group's key `name` always has an effect."""
     failed = [each for each in CONDITIONS if not each.holds(cfg)]
     return {key for key in flatten(to_dict(cfg)) if any(each.covers(key) for each in failed)}
 

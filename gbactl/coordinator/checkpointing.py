@@ -442,7 +442,7 @@ class Checkpointing:
         return str(chain.folder / chain.last.name), JobPosition.read(chain.last.position)
 
     def go_back(self, position: JobPosition) -> None:
-        """Set the job's position to that of the newest checkpoint, after every node was restored from it.
+        """Set the job's position to the newest checkpoint's position, after every node was restored from it.
 
         Clock and mode do not go back. No checkpoint may be in progress (see finish_or_abandon)."""
         self.run.record.restore(position)

@@ -325,7 +325,7 @@ class NodeRequests:
 
     @contextmanager
     def _asked_servers(self, message: Any) -> Iterator[None]:
-        """Ask every server, and within the context also the successors of those that have not answered."""
+        """Ask every server, and within the context also the successors of servers that have not answered."""
         self._pending = message
         self._answered.clear()
         self.on_request(isinstance(message, Inspect | ReloadCheckpoint))

@@ -295,7 +295,7 @@ class RecoveryTimes:
             failed.loaded = self.now()
 
     def record_useful_work(self, *processes: str) -> None:
-        """Record useful work of processes, which completes the recovery of those that are successors."""
+        """Record useful work of processes; a successor's recovery is complete at its first useful work."""
         for failed in map(self.last, processes):
             if failed is not None and failed.loaded is not None and failed.useful is None:
                 failed.useful = self.now()

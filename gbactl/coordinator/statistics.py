@@ -342,7 +342,7 @@ class Statistics(SavedStatistics):
         return recent
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """Fields of result.json from these statistics; `counters` are those of the servers."""
+        """Fields of result.json from these statistics; `counters`: the servers' counters."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {

@@ -167,7 +167,7 @@ class TableSchema:
 
     @property
     def read(self) -> list[str]:
-        """Names of the columns that are read: those in the schema that are not ignored, and those of weights."""
+        """Names of the columns that are read: the schema's columns that are not ignored, and the columns of weights."""
         weights = (kind.weights for kind in self.of_kind(Multi).values() if kind.weights is not None)
         return list(dict.fromkeys([*self.columns, *weights]))
 

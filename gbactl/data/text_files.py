@@ -36,7 +36,7 @@ LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Block of whole lines of one file, each ended by a newline; `first_line` is the first one's number, from 1."""
+    """Block of whole lines of one file, each ended by a newline; `first_line`: number of its first line, from 1."""
 
     path: SourceFile
     first_line: int
@@ -184,7 +184,7 @@ def read_all(paths: Sequence[SourceFile], progress: Progress) -> Iterator[tuple[
 
 
 class BadLines:
-    """Counter of unreadable lines, limited by `data.max_bad_lines`; `first`: description of the first one."""
+    """Counter of unreadable lines, limited by `data.max_bad_lines`; `first`: description of the first such line."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -228,7 +228,7 @@ class Faults:
             self._found.append((bad.to_numpy(), column, expected))
 
     def readable_rows(self, file: SourceFile, bad: BadLines) -> NDArray[np.int64] | None:
-        """Count the unreadable rows; return the places of the others, None for all. Raises DataError past the limit."""
+        """Count unreadable rows; return the places of readable ones (None: all). Raises DataError past the limit."""
         if not self._found:
             return None
         whole = np.logical_or.reduce([each for each, _, _ in self._found])
@@ -283,7 +283,7 @@ def _frame(
 
 
 def _why_no_row(line: bytes, separator: str, columns: int) -> str | None:
-    """Describe why a line is no row of so many columns; None if it is a row."""
+    """Describe why a line is no row of `columns` columns; None if it is one."""
     if b"\0" in line or b"\r" in line:
         return "it holds a control character"
     try:
@@ -294,7 +294,7 @@ def _why_no_row(line: bytes, separator: str, columns: int) -> str | None:
 
 
 def whole_numbers(column: pl.Series) -> pl.Series:
-    """Convert a column to Int64; null where a cell is missing, or more than digits and a sign -."""
+    """Convert a column to Int64; null where a cell is missing, or is not a whole number in digits."""
     return column if column.dtype == pl.Int64 else column.str.extract("^(-?[0-9]+)$").cast(pl.Int64, strict=False)
 
 

@@ -49,7 +49,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 @dataclass
 class AgentProcess:
-    """Process that this agent has started; `name`: of its log, such as W3, or W3-1 for the first replacement."""
+    """Process that this agent has started; `name`: its log's name, W3, or W3-1 for the first replacement."""
 
     name: str
     process: Started

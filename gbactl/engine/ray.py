@@ -108,7 +108,7 @@ class Starter:
 
 
 def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
-    """Return Ray's options that place an actor on node `name` or, if that is dead, on one not among `others`.
+    """Return Ray's options that place an actor on node `name` or, if that is dead, on a node not among `others`.
 
     Raises ClusterError if Ray never had a node of that name."""
     live = _live(ray)
@@ -123,7 +123,7 @@ def _place(ray: Any, name: str, cpus: int, others: list[str]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what has failed and why: the first line of Ray's text, and the last one, which ends a traceback."""
+    """Return what has failed and why: the first and the last line of Ray's text, which may end with a traceback."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return " ".join(dict.fromkeys([lines[0], lines[-1].strip()]))
 

@@ -28,7 +28,7 @@ FAILED = 1  # exit code of a process that could not be started
 
 
 class RemoteProcess(ProcessHandle):
-    """Process on another host; `name` is that of its log (W3, W3-1), by which its agent knows it."""
+    """Process on another host; `name` is its log's name (W3, W3-1), by which its agent knows it."""
 
     pid: int = 0
 

@@ -1,4 +1,4 @@
-"""Signals that stop a run: none is lost, and the first one allows time to save a checkpoint.
+"""Signals that stop a run: no signal is lost, and the first allows time to save a checkpoint.
 
 Python drops an exception that a signal handler raises while a destructor or a callback of its own runs (imports have
 those). Therefore each signal is also remembered, and long waits look at it.

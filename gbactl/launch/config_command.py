@@ -106,7 +106,7 @@ def _fault_comments() -> dict[tuple[str, str], str]:
 
 
 def names_processes(hint: Any) -> bool:
-    """Whether an annotation is that of a fault's key `workers` or `servers`."""
+    """Whether an annotation belongs to a fault's key `workers` or `servers`."""
     return Workers in get_args(hint) or hint in (Workers, Workers | None)
 
 

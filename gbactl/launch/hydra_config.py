@@ -151,7 +151,7 @@ def _option_file(group: str, option: str) -> dict[str, Any]:
 
 
 def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flattened defaults of all keys; for each group, those of the option that `config` has chosen.
+    """Return the flattened defaults of all keys; for each group, the defaults of the option that `config` has chosen.
 
     The name of a group's option has the default of the group."""
     found = flatten(to_dict(RunConfig()))
@@ -224,14 +224,7 @@ def run_hydra(
                 result = job(run, command)
                 sweep.took.append(now() - began)
             else:
-                name, path = run_name(result["mode"], run.seed, command, ineffective_keys(run)), Path(result["run_dir"])
-                print(
-                    f"{place}: {name}: AUC {score(result['auc'])}, finished before, {shown_path(path)}",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
-                adopt(result, run.tracking)
-                if as_json:
-                    print(json.dumps(result), flush=True)
+                _reuse(result, run, command, as_json)
             sweep.done += 1
             sweep.finished.append(Path(result["run_dir"]))
             return of_sweep.values_of(result) if sweep.tunes else None
@@ -272,6 +265,18 @@ def run_hydra(
         close_sweeps("FINISHED" if sweep.succeeded else "FAILED", not as_json, sweep.mistyped, sweep.finished)
     if not sweep.succeeded:
         raise sweep.failed[0]
+
+
+def _reuse(result: dict[str, Any], run: RunConfig, command: CommandLine, as_json: bool) -> None:
+    """Make a finished run one of a sweep's runs instead of training it again, and print its result."""
+    name, path = run_name(result["mode"], run.seed, command, ineffective_keys(run)), Path(result["run_dir"])
+    print(
+        f"{command.place}: {name}: AUC {score(result['auc'])}, finished before, {shown_path(path)}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    adopt(result, run.tracking)
+    if as_json:
+        print(json.dumps(result), flush=True)
 
 
 def _check_options(arguments: Sequence[str]) -> None:

@@ -257,7 +257,7 @@ def duration(seconds: float) -> str:
 
 
 def score(value: float | None) -> str:
-    """Format a quality metric; None is one that labels of one class do not define."""
+    """Format a quality metric; None: it is undefined, as all labels are of one class."""
     return "undefined (labels of one class)" if value is None else f"{value:.5f}"
 
 

@@ -219,7 +219,7 @@ class StartingPoint:
         return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
-        """Return the directory of the run: that of the resumed run, or a new one."""
+        """Return the run's directory: the resumed run's, or a new one."""
         return run_of(self.chain) if self.chain is not None and self.same_run else run_dirs.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:

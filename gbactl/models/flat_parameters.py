@@ -156,7 +156,7 @@ class FlatModel:
             np.copyto(self._numpy[self.params :], self._running)
 
     def keep_gradients(self, gradients: tuple[Tensor, ...]) -> None:
-        """Store the gradients of all parameters, in order, in place of those of the previous call."""
+        """Store the gradients of all parameters, in order, in place of the previous call's gradients."""
         self._gradients = gradients
 
     def listen(self, listener: Callable[[int, Tensor], None] | None) -> None:

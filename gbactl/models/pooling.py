@@ -89,7 +89,7 @@ class ListPooling:
         self._passes = equal & (seen - before == 1)
 
     def pad(self, rows: Floats, raw_fields: Sequence[int]) -> list[RawField]:
-        """Pad some fields' lists with zeros to the longest one's length, at least 1; `rows`: as scaled by `pool`.
+        """Pad some fields' lists of `rows`, as scaled by `pool`, with zeros to the longest list's length, at least 1.
 
         The values of a list stand at its beginning, in their order."""
         found: list[RawField] = []

@@ -30,7 +30,7 @@ class HopBwOptions(PolicyOptions):
 
 
 class HopBwPolicy(Policy):
-    """Policy of `hop_bw`: a step closes at its first (workers - backup) gradients, or those of all live workers."""
+    """Policy of `hop_bw`: a step closes at its first (workers - backup) gradients, or at all live workers' if fewer."""
 
     options: HopBwOptions
     number: ClassVar[int | None] = 5

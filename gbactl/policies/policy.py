@@ -337,7 +337,7 @@ def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, .
 
 
 def policy_class(name: str, target: str | None = None) -> type[Policy]:
-    """Return the policy class of a mode: the class `target`, or else that of the mode's file. Raises ConfigError."""
+    """Return the policy class of a mode: the class `target`, or else the one in the mode's file. Raises ConfigError."""
     what = f"a policy, a subclass of {Policy.__module__}.Policy"
     found = found_class("mode", name, target, what, lambda found: issubclass(found, Policy))
     own, options = f"mode.target={found.__module__}.{found.__qualname__}", found.Options

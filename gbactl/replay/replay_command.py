@@ -172,7 +172,7 @@ def failed(verdict: dict[str, Any]) -> bool:
 
 
 def machine_differences(logged: dict[str, Any], own: dict[str, Any]) -> list[str]:
-    """List the machine properties that differ from those in the log's header; [] if the same bits are expected."""
+    """List the machine properties that differ from the log's header; [] if the same bits are expected."""
     return [name for key, name in SAME.items() if logged[key] != own[key]]
 
 

@@ -207,7 +207,7 @@ def _hideable_chart(title: str, rows: Sequence[Row]) -> Spec:
 
 
 def _plotted(rows: Iterable[Row]) -> list[Row]:
-    """Round numbers to six digits for a chart, and leave out rows with one that is not finite."""
+    """Round numbers to six digits for a chart, and leave out rows with a number that is not finite."""
     rounded = [{key: float(f"{v:.6g}") if isinstance(v, float) else v for key, v in row.items()} for row in rows]
     return [row for row in rounded if all(math.isfinite(v) for v in row.values() if isinstance(v, float))]
 

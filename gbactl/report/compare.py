@@ -160,7 +160,7 @@ def compare(
 
 
 def last_round(runs: Sequence[Run]) -> str | None:
-    """Return the label of the last round that all finished runs have; None without one."""
+    """Return the label of the last round that all finished runs have; None if they share no round."""
     each = [{name[4:] for name in run.metrics if name[:4] == "auc/"} for run in runs if run.status == "FINISHED"]
     return max(set.intersection(*each), key=_in_order, default=None) if each else None
 

@@ -110,7 +110,7 @@ def _upper(distance: float, difference: Difference) -> float:
 
 
 def planned_deviation(difference: Difference) -> float:
-    """Compute the deviation for which to plan a number of seeds: the upper confidence limit of the observed one.
+    """Compute the deviation for which to plan a number of seeds: the upper confidence limit of the observed deviation.
 
     From few seeds the observed deviation is below the true one in more than every second case, and a number of seeds
     computed from it too small (Browne 1995). Needs two pairs."""

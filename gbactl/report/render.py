@@ -412,7 +412,7 @@ def _tex_line(row: list[str]) -> str:
 
 
 def csv(report: Report) -> str:
-    """Render the report as CSV, one line a group, with unrounded numbers.
+    """Render the report as CSV, one row a group, with unrounded numbers.
 
     Numbers are means, deviations, difference, half-width and number of pairs; marks, p values and verdict follow."""
     metrics = [metric for column in report.columns for metric in column.metrics]

@@ -53,7 +53,7 @@ Results = dict[str, dict[str, Any]]  # result.json by run id
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of `gbactl report` on the command line, by the names that they have there."""
+    """Options of `gbactl report`, named as on the command line."""
 
     runs: Sequence[Path]
     uri: str | None
@@ -294,7 +294,7 @@ class Condition(NamedTuple):
 
 
 def conditions(where: Sequence[str]) -> tuple[list[Condition], list[str]]:
-    """Split typed filters into those of the form KEY=VALUE[,VALUE...], and those in MLflow's syntax."""
+    """Split typed filters into conditions KEY=VALUE[,VALUE...] and filters in MLflow's syntax."""
     found = [(_TYPED.fullmatch(text.strip()), text) for text in where]
     typed = [Condition(match[1].removeprefix("params."), tuple(match[2].split(","))) for match, _ in found if match]
     return typed, [text for match, text in found if not match]
@@ -317,7 +317,7 @@ def selected(
 
 
 def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
-    """Choose the runs of one sweep: the newest one, or the one whose id begins with `sweep`."""
+    """Choose the runs of one sweep: the newest sweep, or the sweep whose id begins with `sweep`."""
     parents = {parent: run.start_ms for run in runs for parent in run.sweeps}
     found = [max(parents, key=parents.__getitem__)] if parents and sweep == LAST else []
     found = found or [parent for parent in parents if parent.startswith(sweep)]

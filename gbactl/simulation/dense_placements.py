@@ -256,7 +256,7 @@ class ReplicatedDense(DensePlacement):
         self._outdated |= first
 
     def take_over(self, worker: VirtualWorker, states: list[State]) -> None:
-        """Load the dense state from the servers, perhaps that of an earlier step; all workers share one copy of it."""
+        """Load the dense state from the servers, perhaps of an earlier step; all workers share one copy of it."""
         if not self._outdated:
             return
         self._outdated = False

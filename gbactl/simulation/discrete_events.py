@@ -170,7 +170,7 @@ class CoreSlot:
             begin(*args)
 
     def end(self) -> None:
-        """Release the slot, and give it to the one that has waited longest."""
+        """Release the slot, and give it to the worker that has waited longest."""
         if self._waiting:
             begin, args = self._waiting.popleft()
             begin(*args)

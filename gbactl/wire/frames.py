@@ -53,7 +53,7 @@ class Frame:
     def floats(self) -> npt.NDArray[np.float32]:
         """Copy the payload as float32[n]. Raises WireError if its size is not a multiple of 4."""
         if self.payload.size % 4:
-            raise WireError(f"{self.payload.size} bytes are no whole number of values.")
+            raise WireError(f"A payload of {self.payload.size} bytes holds no whole number of float32 values.")
         return self.payload.view(np.float32).copy()
 
     def release(self) -> None:

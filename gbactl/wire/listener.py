@@ -143,7 +143,7 @@ class UnauthenticatedConnection:
 
 
 class Admission:
-    """Admission of connections to one listener, with a limit and deadlines for those not yet authenticated.
+    """Admission of connections to one listener, with a limit and deadlines for unauthenticated ones.
 
     `refuse` is called with the reason of a rejection."""
 

@@ -635,7 +635,7 @@ def unpack(kind: int, descriptor: bytes) -> Any:
         raise WireError(f"A frame of unknown kind {kind} arrived.")
     cls, decoder, first_byte = _DECODERS[kind - 1]
     if descriptor[:1] != first_byte:
-        raise WireError(f"A {cls.__name__} message has {len(cls._fields)} fields.")
+        raise WireError(f"A {cls.__name__} message is not a list of {len(cls._fields)} fields.")
     try:
         return decoder.decode(descriptor)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -146,7 +146,7 @@ class ReliableChannel(ChannelWrapper):
                     del self._sent[number]
                 return []
             if not isinstance(message, NumberedMessage) or message.number > self._expected + MOST_EARLY:
-                raise WireError(f"{self.peer} sent {type(message).__name__} where messages are numbered.")
+                raise WireError(f"{self.peer} sent {type(message).__name__} without a number, or far too early.")
             ready = self._take_in_order(message, frame)
             self._send_with_faults(Acknowledged(self._expected), None)
         return ready

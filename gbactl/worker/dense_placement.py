@@ -119,7 +119,7 @@ class ServedDense(DensePlacement):
                 self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
 
     def _hold(self, item: BatchInProgress, frame: Frame) -> None:
-        """Keep the received frame whose memory the model uses, and release that of the previous batch."""
+        """Keep the received frame whose memory the model uses, and release the previous batch's frame."""
         item.frame_in_use = frame
         if self._held is not None:
             self._held.release()

@@ -134,7 +134,7 @@ class BatchComputer:
         return values.reshape(rows.rows, self.width)
 
     def _embed(self, item: BatchInProgress) -> Floats:
-        """Gather the embedding rows of every id of the batch, and pool those of lists, float32[B, fields, W]."""
+        """Gather the embedding row of every id of the batch, and pool the rows of lists, float32[B, fields, W]."""
         ids, jagged = item.batch.ids, item.batch.jagged
         total = len(item.unique.inverse)
         self._emb = with_room(self._emb, total)

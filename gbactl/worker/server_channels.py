@@ -1,4 +1,4 @@
-"""Channels from a worker to the servers: a failed server's channel is replaced by that of its successor.
+"""Channels from a worker to the servers: a failed server's channel is replaced by a channel to its successor.
 
 Pushes to a shard without a server wait here. Pushes sent to a failed server are lost; an
 empty slice replaces each on its successor, so that the gradient is announced nevertheless. Costs a lock per push.

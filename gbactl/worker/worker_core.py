@@ -74,7 +74,7 @@ class BatchInProgress:
 
     @property
     def weight(self) -> float:
-        """Weight of the batch's gradient relative to that of a full-sized batch."""
+        """Weight of the batch's gradient relative to the gradient of a full-sized batch."""
         return self.grant.samples / self.phase.local_batch
 
     def push(self, shard: int, rows: int, dense: int) -> Push:

@@ -73,8 +73,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(launcher: Launcher
     assert ended.code == 143 and stopped["state"] == "saved", ended.err
     before = json.loads((first.run_dir / "times.json").read_text())
     done = resumed(launcher, first)
-    counted = done.result["samples"]
-    assert counted["read"] == 16000 == counted["trained"] + counted["decayed"] + counted["lost"]
+    done.accounted(16000)
     assert done.result["checkpoint"]["resumed_at"] == stopped["step"] > 0
     times, computed = done.result["time"], done.result["per_worker"]
     assert times["since_second"] == 0.0 and len(times["processes"]) == 4

@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from gbactl.kernels import codec_of
 from gbactl.kernels.half_precision import rounded
 from tests.integration.collective_worker import main
 from tests.support.commands import Command
+from tests.support.processes import busy_neighbour
 
 pytestmark = pytest.mark.beside
 
@@ -72,18 +72,6 @@ def outputs(ranks: list[Command]) -> list[str]:
     return texts
 
 
-@contextmanager
-def hogs(count: int) -> Iterator[None]:
-    """Processes that burn every core they get."""
-    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in burning:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [3, 4])
@@ -92,7 +80,7 @@ def test_two_runs_give_the_same_bits_on_every_rank_with_a_hog_beside_the_second(
 ) -> None:
     with group(meeting_of(kind, size), size, 12, 20_011, 3, -1) as ranks:
         quiet = outputs(ranks)
-    with hogs(2), group(meeting_of(kind, size), size, 12, 20_011, 3, -1) as ranks:
+    with busy_neighbour(), group(meeting_of(kind, size), size, 12, 20_011, 3, -1) as ranks:
         strained = outputs(ranks)
     assert len({text.split()[1] for text in quiet}) == 1
     assert quiet == strained

@@ -16,10 +16,7 @@ SMALL = ("cluster.servers=2", "cluster.workers=4", "mode.local_batch=64", "train
 
 def check(launched: Launched, samples: int, deaths: int = 1) -> Finished:
     """It ended well, counted every sample once, and left nothing."""
-    done = launched.finish()
-    assert done.code == 0, done.err
-    counted = done.result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+    done = launched.finish().accounted(samples)
     mine = [failed for failed in done.result["recovery"] if failed["process"] == "C"]
     assert len(mine) == deaths and all(failed["samples_undone"] == 0 for failed in mine)
     assert all(0.0 <= failed["detected_s"] < 2.0 and failed["detected_s"] < failed["loaded_s"] for failed in mine)

@@ -20,10 +20,7 @@ SWITCHES = (
 
 def ended(launched: Launched) -> dict[str, Any]:
     """The result of a run that ended well, whose samples all have a fate, with nothing left behind."""
-    done = launched.finish()
-    assert done.code == 0, done.err
-    counted = done.result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == 4_000
+    done = launched.finish().accounted(4_000)
     assert done.result["refused_frames"] == 0 and launched.left_behind() == []
     dense = [done.result["memory"][f"S{shard}"]["dense"] for shard in range(3)]
     assert dense[0] > 0 and dense[1:] == [0, 0]

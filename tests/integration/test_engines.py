@@ -21,7 +21,7 @@ from tests.support import netns, ray_cluster
 from tests.support.commands import ROOT
 from tests.support.netns import LAUNCHER, Containers, Hosts
 from tests.support.pages import commands
-from tests.support.processes import SECONDS, SMALL, Finished, Launcher, collective, wait_for
+from tests.support.processes import SECONDS, SMALL, Launcher, collective, wait_for
 from tests.support.ray_cluster import AUTOSCALER, JOBS, RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
 
@@ -119,14 +119,6 @@ def engine(request: pytest.FixtureRequest) -> tuple[str, ...]:
 every_engine = pytest.mark.parametrize("engine", ENGINES, indirect=True)
 
 
-def whole(done: Finished, rows: int) -> Finished:
-    """A run that has ended well, whose samples all have a fate."""
-    assert done.code == 0, done.err
-    samples = done.result["samples"]
-    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == rows
-    return done
-
-
 # -- the same for every engine ----------------------------------------------------------------------
 
 
@@ -143,7 +135,7 @@ def test_sync_has_the_same_bits_as_on_one_host(launcher: Launcher, engine: tuple
 @pytest.mark.parametrize("engine", ["local", *ENGINES], indirect=True)
 @pytest.mark.parametrize("mode", ["sync", "gba"])
 def test_killed_processes_are_replaced(launcher: Launcher, engine: tuple[str, ...], mode: str) -> None:
-    done = whole(launcher.start(f"mode={mode}", *SAVED, KILLS, *engine).finish(), 4_000)
+    done = launcher.start(f"mode={mode}", *SAVED, KILLS, *engine).finish().accounted(4_000)
     assert [failed["process"] for failed in done.result["recovery"]] == ["S0", "W1"]
 
 
@@ -156,7 +148,7 @@ def test_a_lost_host_s_processes_go_on_elsewhere(launcher: Launcher, engine: tup
     launched.training()
     agent = int(Path(f"/proc/{launched.node('W1')}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGKILL)
-    done = whole(launched.finish(), 180_000)
+    done = launched.finish().accounted(180_000)
     assert re.search(r"Host \S+ is gone: its agent (has ended|is gone)\.", done.err), done.err  # not its silence
     assert {each["process"] for each in done.result["recovery"]} == {"W1", "S1"}
 
@@ -227,7 +219,7 @@ def test_a_launcher_that_gets_sigterm_saves_and_the_next_one_goes_on(
     typed = [each for each in reached(containers) if not each.startswith(("cluster.hosts", "cluster=exec"))]
     again = launcher.start(f"resume={done.run_dir}", f"run_dir={done.run_dir}", *typed, small=False).finish()
     again.run_dir = done.run_dir
-    assert whole(again, 180_000).result["checkpoint"]["resumed_at"] == stopped["step"] > 0
+    assert again.accounted(180_000).result["checkpoint"]["resumed_at"] == stopped["step"] > 0
 
 
 def examined(launcher: Launcher, engine: str) -> None:
@@ -256,7 +248,7 @@ def test_slurm_s_lost_node_comes_back_and_changes_nothing(slurm: SlurmCluster, a
     launched.training()
     slurm.lose("n2")
     slurm.recover("n2")
-    done = whole(launched.finish(), 180_000)
+    done = launched.finish().accounted(180_000)
     assert "Host n2 is gone" in done.err and [each["process"] for each in done.result["recovery"]] == ["W1"]
     slurm.idle()
 
@@ -288,7 +280,7 @@ def test_a_run_goes_on_while_slurm_s_controller_is_dead(slurm: SlurmCluster, all
     slurm.kill("slurmctld")
     wait_for((launched.run_dir / "result.json").exists)
     slurm.controller()
-    assert whole(launched.finish(), 180_000).result.get("recovery", []) == []
+    assert launched.finish().accounted(180_000).result.get("recovery", []) == []
     slurm.idle()
 
 
@@ -299,7 +291,7 @@ def test_two_jobs_share_the_nodes(slurm: SlurmCluster, allocated: Launcher) -> N
     for job in jobs:
         job.training()
     assert slurm.ask("squeue", "-h", "-o", "%N").split() == ["n[1-2]"] * 2
-    first, second = (whole(job.finish(), 8_000).result["checksums"] for job in jobs)
+    first, second = (job.finish().accounted(8_000).result["checksums"] for job in jobs)
     assert first == second
 
 
@@ -307,7 +299,7 @@ def test_two_jobs_share_the_nodes(slurm: SlurmCluster, allocated: Launcher) -> N
 @pytest.mark.slow
 def test_an_allocation_without_no_kill_is_warned_of(allocated: Launcher) -> None:
     allocated.before = ("salloc", "-Q", "-N2", "-n2")
-    done = whole(allocated.start("mode=gba", *ENGINES["slurm"]).finish(), 4_000)
+    done = allocated.start("mode=gba", *ENGINES["slurm"]).finish().accounted(4_000)
     assert "Warning: this allocation seems to be without --no-kill" in done.err
 
 
@@ -463,7 +455,7 @@ def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launc
     urgent = slurm.ask(
         "sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "true"
     )
-    done = whole(launched.finish(), 180_000)
+    done = launched.finish().accounted(180_000)
     assert slurm.ask("scontrol", "show", "job", urgent).count("JobState=COMPLETED") == 1
     assert "is queued again" in done.out and "--no-kill" not in done.out
     stopped = json.loads((launched.run_dir / "result.1.json").read_text())["stopped"]
@@ -477,7 +469,7 @@ def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> No
     """A minute is the shortest time that a job can have; the training takes more on any machine."""
     slow = "faults.plans=[{kind: constant, workers: [0, 1], factor: 36}]"
     launched = submitter.start(*JOB, *LONG, slow, "cluster.slurm.sbatch=[time:1]")
-    done = whole(launched.finish(500), 180_000)
+    done = launched.finish(500).accounted(180_000)
     assert done.out.count("is queued again") >= 1 and "DUE TO TIME LIMIT" not in done.out
 
 
@@ -510,7 +502,7 @@ def test_a_job_whose_first_node_is_lost_goes_on_from_a_checkpoint(slurm: SlurmCl
     slurm.lose("n1")
     wait_for(lambda: slurm.ask("squeue", "-h", "-o", "%T") == "PENDING", 30)
     slurm.recover("n1")
-    done = whole(launched.finish(), 180_000)
+    done = launched.finish().accounted(180_000)
     assert (launched.run_dir / "logs.1").is_dir() and "has lost the node of its launcher; job" in done.err
     assert done.result["checkpoint"]["resumed_at"] > 0
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.netns import LAUNCHER
-from tests.support.processes import Finished, wait_for
+from tests.support.processes import wait_for
 from tests.support.site import LONG, NAMES, OBSTACLE, Site
 from tests.support.sockets import LOOPBACK, listeners
 
@@ -29,12 +29,6 @@ def gbactl(site: Site, *arguments: str) -> str:
     done = site.gbactl(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def accounted(done: Finished, samples: int) -> None:
-    assert done.code == 0, done.err
-    found = done.result["samples"]
-    assert found["read"] == found["trained"] + found["decayed"] + found["lost"] == samples
 
 
 def listened(pids: list[int]) -> set[str]:
@@ -73,7 +67,7 @@ def test_a_running_job_is_switched_encrypted_and_reported(site_of: Callable[...,
     gbactl(site, "switch", *run, "--to", "async", "--wait")
     assert "gba to async" in gbactl(site, "switch", *run, "--status")
     done = launched.finish()
-    accounted(done, 120000)
+    done.accounted(120000)
     assert [phase["mode"] for phase in done.result["phases"]][:2] == ["gba", "async"]
     assert done.result["refused"] == {}
     (told,) = json.loads(gbactl(site, "report", "--uri", store, "--format", "json"))["groups"]
@@ -88,7 +82,7 @@ def test_a_worker_that_hangs_on_another_host_is_replaced(site_of: Callable[..., 
     """It wakes up later, and is gone by the end."""
     plan = "faults.plans=[{kind: hang, workers: [3], step: 10, seconds: 8}]"
     done = site_of().start(f"mode={mode}", "cluster.hang_seconds=3", plan, *LONG, "data.days=3").finish()
-    accounted(done, 120000)
+    done.accounted(120000)
     assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
     assert [(each["process"], each["failure"]) for each in done.result["recovery"]] == [("W3", "hang")]
 
@@ -107,7 +101,7 @@ def test_a_ring_that_breaks_while_everybody_lives_loses_nobody(site_of: Callable
     broken = subprocess.run([*site.machines.inside("c"), *reset], check=True, capture_output=True, text=True)
     assert broken.stdout
     done = launched.finish(120)
-    accounted(done, 120000)
+    done.accounted(120000)
     assert "lost_workers" not in done.result
     assert "from now on this run sums without its ring" in (done.run_dir / "logs" / "W3.log").read_text()
 
@@ -128,7 +122,7 @@ def test_a_run_whose_launcher_was_killed_goes_on(site_of: Callable[..., Site]) -
     trusted = (f"cluster.ssh='{site.machines.ssh}'", "cluster.forward=[GBACTL_CACHE]")
     done = site.launcher.start(*go_on, *trusted, small=False).finish()
     done.run_dir = killed.run_dir
-    accounted(done, 120000)
+    done.accounted(120000)
     assert done.result["checkpoint"]["resumed_at"] >= 10
 
 
@@ -138,7 +132,7 @@ def test_a_run_whose_launcher_was_killed_goes_on(site_of: Callable[..., Site]) -
 def test_frames_that_are_lost_on_the_way_are_sent_again(site_of: Callable[..., Site], mode: str) -> None:
     site = site_of(losses={"c": LOSS})
     done = site.start(f"mode={mode}", "data.rows_per_day=8000").finish()
-    accounted(done, 8000)
+    done.accounted(8000)
     assert "lost_workers" not in done.result
     counts = site.machines.relays["c"].counts()
     assert counts["lost"] > 10 and counts["dropped"] == 0

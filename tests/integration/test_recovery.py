@@ -24,20 +24,12 @@ NOW_AND_NEVER = ("faults.plans=[{kind: messages, drop: 0.1, delay: 0.1, step: 10
                  "{kind: messages, duplicate: 0.1, reorder: 0.1, step: 100000}]")  # fmt: skip
 
 
-def adds_up(result: dict[str, Any], samples: int) -> None:
-    counted = result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
-
-
 def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
     """The only one: nobody else can finish the run."""
     plan = "faults.plans=[{kind: kill, workers: random, step: 10}]"
     launched = launcher.start("mode=gba", "cluster.workers=1", "mode.local_batch=64", plan)
-    done = launched.finish()
-    assert done.code == 0, done.err
-    result = done.result
-    adds_up(result, 4_000)
-    [failed] = result["recovery"]
+    done = launched.finish().accounted(4_000)
+    [failed] = done.result["recovery"]
     assert (failed["process"], failed["failure"]) == ("W0", "kill")
     assert 0.0 < failed["detected_s"] < 2.0 and failed["detected_s"] < failed["loaded_s"] <= failed["useful_s"]
     [injected] = json.loads((done.run_dir / "faults.json").read_text())["injected"]
@@ -63,8 +55,7 @@ def test_a_worker_is_replaced_when_nothing_forks_any_more(launcher: Launcher) ->
 @pytest.mark.beside
 def test_sync_goes_on_when_its_ring_is_broken(launcher: Launcher) -> None:
     more = (*LONG, "mode=sync", f"collective={collective()}", "train.global_batch=384")
-    result = launcher.train(*more, "model.hidden=[64]", "faults=kill_worker")
-    adds_up(result, 60_000)
+    result = launcher.start(*more, "model.hidden=[64]", "faults=kill_worker").finish().accounted(60_000).result
     assert [failed["process"] for failed in result["recovery"]] == ["W1"]
     assert result["global_step"] == -(-60_000 // 384)
 
@@ -74,11 +65,10 @@ def test_sync_goes_on_when_its_ring_is_broken(launcher: Launcher) -> None:
 def test_sync_with_a_killed_worker_has_the_bits_of_one_without(launcher: Launcher) -> None:
     more = (*LONG, "model.hidden=[64]", *SYNC)
     plain = launcher.train(*more)
-    killed = launcher.train(*more, "faults=kill_worker")
+    killed = launcher.start(*more, "faults=kill_worker").finish().accounted(60_000).result
     assert killed["checksums"]["model"] == plain["checksums"]["model"] is not None
     assert (killed["auc"], killed["global_step"]) == (plain["auc"], plain["global_step"])
     assert [failed["process"] for failed in killed["recovery"]] == ["W1"] and plain["recovery"] == []
-    adds_up(killed, 60_000)
 
 
 @pytest.mark.slow
@@ -102,11 +92,10 @@ def test_a_stopped_worker_that_goes_on_behind_its_successor_changes_nothing(laun
     wait_for(lambda: not alive(pid), 20)
     assert launched.process.poll() is None and json.loads(journal.read_text())["standstill"]["stage"] == "train"
     size = log.stat().st_size
-    done = launched.finish()
-    assert done.code == 0 and log.stat().st_size > size, done.err
+    done = launched.finish().accounted(120_000)
+    assert log.stat().st_size > size
     assert done.result["refused_frames"] + done.result["fenced_frames"] > 0
     assert [(failed["process"], failed["failure"]) for failed in done.result["recovery"]] == [("W2", "hang")]
-    adds_up(done.result, 120_000)
     assert not half_open.exists() and launched.left_behind() == []
     gone, ordered = False, Counter[int]()
     for record in so_far(log):
@@ -142,9 +131,7 @@ def test_messages_are_lost_and_everything_counts_once(
     launcher: Launcher, mode: str, plan: str, fates: tuple[str, ...]
 ) -> None:
     launched = launcher.start(f"mode={mode}", f"collective={collective()}", plan, "data.rows_per_day=12000")
-    done = launched.finish()
-    assert done.code == 0, done.err
-    adds_up(done.result, 12_000)
+    done = launched.finish().accounted(12_000)
     assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == 12_000
     assert set(done.result["messages"]) == set(fates)
 

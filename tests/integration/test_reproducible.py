@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.support.processes import Launcher, collective
+from tests.support.processes import Launcher, busy_neighbour, collective
 from tests.support.slow import slow
 
 pytestmark = pytest.mark.beside
 
 PARTS = ("checksums", "auc", "logloss", "ne", "calibration", "samples", "global_step")
 COMMON = ("mode=sync", "model.dropout=0.2", "model.batch_norm=true", "data.rows_per_day=4010", "seed=11")
-
-
-@contextmanager
-def busy_neighbour() -> Iterator[None]:
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
-    try:
-        yield
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
 
 
 def bits(result: dict[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,7 @@ LONG = ("data.rows_per_day=60000", "model.hidden=[256,256]", "train.global_batch
 
 def ended(launched: Launched, rows: int = 4_000, within: float = SECONDS) -> dict[str, Any]:
     """The result of a run that ended well and in time, whose samples all have a fate, with nothing left behind."""
-    done = launched.finish(within)
-    assert done.code == 0, done.err
-    counted = done.result["samples"]
-    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == rows
+    done = launched.finish(within).accounted(rows)
     assert launched.left_behind() == []
     return done.result
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from gbactl.launch.supervision import CoordinatorConnection
 from gbactl.tracking.delivery import FILE_NAME, send_backlog
 from gbactl.tracking.mlflow_connection import connect, ensure_store, sqlite_path, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
+from tests.support.browser import environment
 from tests.support.metric_groups import is_grouped
 from tests.support.processes import wait_for
 from tests.support.sockets import free_port
@@ -44,11 +44,6 @@ run.artifact(run_dir / "result.json")
 sentence = run.finish("FINISHED", wait=100)
 print(sentence or run.run_id)
 """
-
-
-def environment() -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    return kept | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1])}
 
 
 @pytest.mark.beside
@@ -160,9 +155,7 @@ def test_a_store_that_was_deleted_gets_the_whole_run_again(tmp_path: Path) -> No
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], list[str]]]:
     ensure_store(f"sqlite:///{tmp_path}/server.db")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/server.db"]
     command += ["--artifacts-destination", str(tmp_path / "served")]

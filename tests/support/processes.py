@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,25 @@ class Finished:
         """result.json."""
         found: dict[str, Any] = json.loads((self.run_dir / "result.json").read_text())
         return found
+
+    def accounted(self, samples: int) -> Finished:
+        """See that it ended well and read so many samples, each of which has one fate."""
+        assert self.code == 0, self.err
+        counted = self.result["samples"]
+        assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+        return self
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """Two processes that take every core they get."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
 
 
 @dataclass

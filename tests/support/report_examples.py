@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from gbactl.report.compare import Report
 from gbactl.tracking.mlflow_connection import Run
 
 
@@ -23,3 +26,8 @@ def three() -> list[Run]:
     sync = [run("sync", seed, auc) for seed, auc in ((1, 0.80), (2, 0.81), (3, 0.82))]
     gba = [run("gba", seed, auc, mode__iota="3") for seed, auc in ((1, 0.79), (2, 0.82), (3, 0.81))]
     return sync + gba
+
+
+def group(report: Report, *key: str) -> Any:
+    """The line of a report with a key."""
+    return next(each for each in report.groups if each.key == key)

@@ -34,7 +34,7 @@ class Source(Protocol):
 
 
 def options_class(name: str, target: str | None = None) -> type[Any]:
-    """Return a data source's options class: `target` if given, else that of source `name`. Raises ConfigError."""
+    """Return a data source's options class: `target` if given, else the class of source `name`. Raises ConfigError."""
 
     def fits(found: Any) -> bool:
         return dataclasses.is_dataclass(found) and hasattr(found, "sources") and hasattr(found, "build")

@@ -321,7 +321,7 @@ class _Day:
             yield self._at(np.arange(low, min(low + AT_ONCE, self._rows)), columns)
 
     def means_and_deviations(self, columns: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Compute columns' means and deviations (1 instead of 0), ignoring missing values; (0, 1) of an empty one."""
+        """Compute columns' means and deviations (1 if 0) without missing values; (0, 1) for an empty column."""
         count = np.maximum(1, sum(np.sum(~np.isnan(chunk), axis=0) for chunk in self._chunks(columns)))
         mean = sum(np.nansum(chunk, axis=0) for chunk in self._chunks(columns)) / count
         square = sum(np.nansum((chunk - mean) ** 2, axis=0) for chunk in self._chunks(columns)) / count

@@ -9,10 +9,10 @@ import pytest
 
 from gbactl.errors import UsageError
 from gbactl.report.columns import column_of
-from gbactl.report.compare import Report, compare
+from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
 from gbactl.tracking.mlflow_connection import Run
-from tests.support.report_examples import run
+from tests.support.report_examples import group, run
 
 
 def tagged(one: Run, name: str, **metrics: float) -> Run:
@@ -28,10 +28,6 @@ def switched(name: str, seed: int, auc: float, **more: str) -> Run:
 def runs() -> list[Run]:
     aucs = {"sync": (0.80, 0.81), "gba": (0.79, 0.82), "async": (0.70, 0.71)}
     return [switched(name, seed, auc) for name, pair in aucs.items() for seed, auc in enumerate(pair)]
-
-
-def group(report: Report, *key: str):  # type: ignore[no-untyped-def]
-    return next(each for each in report.groups if each.key == key)
 
 
 def test_a_tag_makes_groups_and_pairs_go_by_seed() -> None:

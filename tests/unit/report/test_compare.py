@@ -12,20 +12,16 @@ from gbactl.config import flatten, to_dict
 from gbactl.data.dataset import DAYS_BY_ROWS
 from gbactl.errors import UsageError
 from gbactl.launch.hydra_config import compose
-from gbactl.report.compare import Report, compare
+from gbactl.report.compare import compare
 from gbactl.report.configuration_differences import settings, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
 from gbactl.report.render import render
 from gbactl.tracking.metrics_and_tags import DAYS_TAG, logged_name
 from gbactl.tracking.mlflow_connection import Run, _run
 from gbactl.tracking.run_description import CONFIG_TAG, LONGEST, config_tag, short
-from tests.support.report_examples import run, three
+from tests.support.report_examples import group, run, three
 
 SLOW = "[{'kind': 'constant', 'workers': [1], 'factor': 4}]"
-
-
-def group(report: Report, *key: str):  # type: ignore[no-untyped-def]
-    return next(each for each in report.groups if each.key == key)
 
 
 def test_paired_interval_by_hand() -> None:

@@ -161,7 +161,9 @@ class CoreSlots:
 
     @contextmanager
     def time_slot(self) -> Iterator[None]:
-        """Context of one time slot on the core; waits at most PATIENCE_MS for each hanging worker that precedes."""
+        """Context in which this worker alone, of those that share its core, computes.
+
+        Waits for the worker's turn, at most PATIENCE_MS for each earlier worker that hangs."""
         ticket = self._library.gb_turn_take(self._address, PATIENCE_MS)
         try:
             yield

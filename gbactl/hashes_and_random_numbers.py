@@ -1,8 +1,8 @@
 """Hashes that are the same on every machine, random numbers made of them, and digests of parameters.
 
 The integer hash (the finaliser of splitmix64) shuffles, buckets ids and draws hidden models: 6 ns a value, vectorised.
-Random numbers by counter are a pure function of (key, counter), so that all backends draw the same: 2 us a number; no
-generator, no state. Bits agree between machines up to the mathematics library's.
+Random numbers by counter are a pure function of (key, counter), so that all engines draw the same; a number costs 2 us.
+Bits agree between machines up to the mathematics library's.
 
 A digest of arrays covers their bytes. The checksum that does not depend on sharding is a sum over rows of a hash of
 (row number, values); the sums of all shards are added up. It makes temporaries and costs 10 times as much.

@@ -192,7 +192,7 @@ class SimulationPool:
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Queue a call for one of the processes. Raises Stopped after a signal.
 
-        The first call starts the processes: a signal meanwhile would leave them with half of their input."""
+        The first call starts the processes: a signal during their start would leave them with half of their input."""
         with deferred():
             return self._pool.submit(call, *arguments)
 

@@ -37,7 +37,7 @@ KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 
 
 def check_target(path: Path) -> None:
-    """Raise UsageError, before anything is measured, if the cost file cannot be written."""
+    """Raise UsageError, before anything is measured, unless `path` ends in .yaml or .yml and its folder exists."""
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--out {path} does not end in .yaml, by which cost=FILE is known; type --out {path}.yaml.")
     if not path.resolve().parent.is_dir():

@@ -1,10 +1,10 @@
 """Fit of the cost model, so that simulated runs take as long as the measured runs.
 
-Every group of measured costs is multiplied by its own factor, so that the virtual backend's predictions come closest
-to the observed rates and CPU seconds: least squares of logarithms. A round costs 7 predictions of every run, and there
-are about 4 rounds; the parameter-server modes are not predicted again for the all-reduce factors.
+Every group of measured costs is multiplied by its own factor, so that the virtual engine's predictions come closest
+to the observed rates and CPU seconds: least squares of logarithms. An iteration costs 7 predictions of every run, and
+there are about 4; the parameter-server modes are not predicted again for the all-reduce factors.
 
-A prediction is a run of the virtual backend without the model's arithmetic, stopped when the rate is known; times do
+A prediction is a run of the virtual engine without the model's arithmetic, stopped when the rate is known; times do
 not depend on values, so the rate is that of the real virtual run. It costs about 0.2 s.
 """
 
@@ -102,7 +102,7 @@ class Residuals:
         self._known: dict[tuple[object, ...], Observation] = {}
 
     def predicted(self, factors: Vector) -> list[Observation]:
-        """Predict every observed run on the virtual backend, with the costs multiplied by `factors`."""
+        """Predict every observed run on the virtual engine, with the costs multiplied by `factors`."""
         return [self._one(each.mode, each.workers, factors) for each in self.observed]
 
     def _one(self, mode: str, workers: int, factors: Vector) -> Observation:

@@ -104,7 +104,7 @@ def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str
 def _medians(jobs: Mapping[Key, Callable[[int], float]], seconds: float) -> dict[Key, float]:
     """Measure the median seconds of each job, alternating between jobs until `seconds` are over.
 
-    The first round warms up."""
+    The first pass warms up."""
     found: dict[Key, list[float]] = {name: [] for name in jobs}
     until, number = time.monotonic() + seconds, 0
     while number <= LEAST or time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Short runs on the local backend, to measure their rate and each role's CPU seconds per sample.
+"""Short runs on the local engine, to measure their rate and each role's CPU seconds per sample.
 
 A run costs its seconds and 4 s to start the processes.
 """
@@ -73,8 +73,8 @@ ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while other processes use more th
 class Observation:
     """Observation of one run: its rate, and each role's CPU seconds per sample.
 
-    `eps`: samples a second. `cpu`: role -> CPU seconds a sample. `others`: cores used meanwhile by processes outside
-    the run. `phase_eps`: samples trained over first hand-out to last announced gradient, the `eps` of result.json; 0
+    `eps`: samples a second. `cpu`: role -> CPU seconds a sample. `others`: cores used during the run by processes
+    outside it. `phase_eps`: samples trained over first hand-out to last announced gradient, the `eps` of result.json; 0
     for a run that was cut off.
     """
 
@@ -178,7 +178,7 @@ class Measurement(NamedTuple):
 
 
 def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None) -> Observation:
-    """Run a configuration on the local backend, for at most `seconds` after a warm-up. Raises GbactlError."""
+    """Run a configuration on the local engine, for at most `seconds` after a warm-up. Raises GbactlError."""
     name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
     cfg = replace(cfg, run_dir=str(scratch / name))
     run, eps = ObservedRun(cfg, dataset, run_dirs.create(cfg), seconds), 0.0

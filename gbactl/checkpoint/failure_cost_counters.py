@@ -1,9 +1,9 @@
 """Counters of what server failures and saves cost a job. Pure.
 
-Following the idea of CPR. Samples: the portion of lost samples (PLS), exactly, per shard. Updates: one is one row of
-one applied gradient of weight above 0. Where rows are saved at different times, each row goes back to its own last
-save; the servers count the updates that this undoes (server/checkpoint_writer.py). Seconds: by kind of cost, as in the
-equations. All costs count as blocking training.
+The counters follow the idea of CPR and cover three kinds of cost. In samples: the exact portion of lost samples (PLS)
+of each shard. In row updates: a row counts once for each applied gradient of weight above 0 that carries it. Where rows
+are saved at different times, each row goes back to its own last save; the servers count the updates that this undoes
+(server/checkpoint_writer.py). In seconds: each kind of cost in the equations, as if it stopped all training.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class CheckpointFolder:
         return CheckpointChain(self.path, tuple(manifests))
 
     def verified(self, name: str, part: Part = None) -> CheckpointChain:
-        """Return a checkpoint's chain after verifying all its files, or those that shard `part` loads.
+        """Verify all files of a checkpoint's chain, or those that shard `part` loads; return the chain.
 
         Raises CheckpointError that names the damaged file."""
         chain = self.chain(name)

@@ -1,4 +1,4 @@
-"""The `gbactl` command: verbs are found by name and imported only when one is called."""
+"""The `gbactl` command: its subcommands are found by name and imported only when one is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from gbactl import __version__
 from gbactl.errors import GbactlError, Stopped
 
-#: verb -> the module of gbactl.cli with the command of that name, and a line of help
+#: command -> the module of gbactl.cli that defines it, and a line of help
 VERBS = {
     "train": ("training", "train a click model on a cluster in one of the modes"),
     "switch": ("training", "change the mode of a training, by a schedule or while it runs"),
@@ -31,7 +31,7 @@ VERBS = {
 
 
 class LazyGroup(click.Group):
-    """Command group that imports the module of a verb when the verb is called."""
+    """Command group that imports the module of a command when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -47,7 +47,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb as click does; for an unknown one, name a similar verb."""
+        """Find the command as click does; for an unknown one, name a similar command."""
         if args[0] not in VERBS:
             from gbactl.checked_dataclasses import did_you_mean
 

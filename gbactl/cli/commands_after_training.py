@@ -1,4 +1,4 @@
-"""Verbs for the results of runs: `gbactl report`, `replay`, `checkpoint` and `ui`."""
+"""Commands for the results of runs: `gbactl report`, `replay`, `checkpoint` and `ui`."""
 
 from __future__ import annotations
 

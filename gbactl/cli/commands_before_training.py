@@ -1,4 +1,4 @@
-"""Verbs before a run: `gbactl data` and `doctor`, `calibrate` and `advise` for a choice of the mode."""
+"""Commands before a run: `gbactl data` and `doctor`, `calibrate` and `advise` for a choice of the mode."""
 
 from __future__ import annotations
 

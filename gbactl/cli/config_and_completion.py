@@ -1,4 +1,4 @@
-"""Configuration on the command line: `gbactl config`; overrides, their completion and help; options of verbs."""
+"""Configuration on the command line: `gbactl config`; overrides, their completion and help; options of commands."""
 
 from __future__ import annotations
 

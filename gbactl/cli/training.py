@@ -1,4 +1,4 @@
-"""Verbs that train or act on a running job: `gbactl train`, `switch` and `top`."""
+"""Commands that train or act on a running job: `gbactl train`, `switch` and `top`."""
 
 from __future__ import annotations
 

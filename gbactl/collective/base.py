@@ -3,7 +3,7 @@
 A vector is summed in place over all ranks, under a name that stands for one length for the whole run. Nothing is fused
 or reordered by timing, so that the same inputs give the same bits every time.
 
-A gradient is summed in pieces ("buckets") that are fixed and named for the whole run: one message round each. A bucket
+A gradient is summed in pieces ("buckets") that are fixed and named for the whole run; each is one all-reduce. A bucket
 is started as soon as its last parameter has its gradient and every bucket behind it is started. The order of starts is
 fixed, whatever the order in which gradients are computed, so that all ranks agree. Costs a few microseconds a
 parameter.

@@ -1,9 +1,9 @@
 """All-reduce in shared memory for ranks on one host: each rank sums all vectors itself, in rank order.
 
 Cost per bucket: one copy in, `size` reads of the vector, one futex barrier; no polling, no background thread, nothing
-that takes a core from the compute. Memory: 2 x size x n floats per bucket name, twice because a rank that is a round
-ahead must not overwrite what a slower one still reads. Every rank computes ((x0 + x1) + x2) + ..., so all ranks and all
-runs get the same bits.
+that takes a core from the compute. Memory: 2 x size x n floats per bucket name; twice because a rank that is one
+all-reduce round ahead must not overwrite what a slower rank still reads. Every rank computes ((x0 + x1) + x2) + ..., so
+all ranks and all runs get the same bits.
 
 A bucket's file is unlinked as soon as every rank has mapped it, and the folder with the last one: whichever process
 ends, the memory is released and no name is left. Linux only (futex through libc). A counter has one writer at a time

@@ -158,7 +158,7 @@ class Checkpointing:
     def save_last(self) -> Flow[None]:
         """Save the final model after training; give up a checkpoint in progress unless its files are all written.
 
-        Saves nothing where a server fails meanwhile."""
+        Saves nothing where a server fails before the checkpoint in progress has ended."""
         if self._open is not None and self._open.publication is not None:
             yield from self._wait()
             if not self.run.can_save:
@@ -380,7 +380,9 @@ class Checkpointing:
         self.poll()
 
     def poll(self) -> None:
-        """Finish the checkpoint in progress if its manifest was written. Called between two messages."""
+        """Handle a due stop request; finish or give up the checkpoint in progress once its publication has ended.
+
+        Called between two messages."""
         if self._stop is not None:
             self._check_stop(*self._stop)
         checkpoint = self._open

@@ -6,10 +6,10 @@ shards, 100 at most, and 3 more per shard where its rows are counted. Orders rea
 sent; other records are buffered, or, where a coordinator failover is possible, written before the messages that they
 lead to. Under 10 us a record, and 2 us a write.
 
-There is one FAILURE record for each entry of `recovery` in result.json, with its `number` there: injected (else last
-heard of) `at_s` seconds after training began; `detected_s`, `loaded_s` and `useful_s` count from then, as in
-result.json (null: not reached). It is written when the process does useful work again, at the latest when the run
-ends well.
+There is one FAILURE record for each entry of `recovery` in result.json, with its `number` there. `at_s`: seconds from
+the begin of training to the injection or, without one, to the process's last sign of life. `detected_s`, `loaded_s` and
+`useful_s` count from `at_s`, as in result.json (null: not reached). The record is written when the process does useful
+work again, at the latest when the run ends well.
 """
 
 from __future__ import annotations

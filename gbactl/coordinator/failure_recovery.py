@@ -289,7 +289,9 @@ class LostDenseGradients:
         self.state.phases[-1] = phase
 
     def add(self, message: SummandsLost) -> None:
-        """Record the dense gradients that a server's all-reduce sum lacks. Raises WireError for an unknown phase."""
+        """Record the batches whose dense gradients are missing from a sum of the all-reduce fallback.
+
+        Raises WireError for an unknown phase."""
         known = set(self.state.lost.get(message.step, ()))
         new = set(message.parts) - known
         self.state.lost[message.step] = sorted(known | new)

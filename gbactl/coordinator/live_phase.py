@@ -97,7 +97,7 @@ class LivePhase:
     def _refresh_servers(self) -> None:
         """Refresh the list of connected servers.
 
-        A missing one's successor does not need the messages sent meanwhile."""
+        A missing server's successor does not need the messages that the others get until it is connected."""
         self.servers = [channel for _, channel in sorted(self.members.channels_of("server").items())]
 
     def on_server_failure(self, shard: int) -> None:

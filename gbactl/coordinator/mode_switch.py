@@ -136,7 +136,7 @@ class DenseMigration:
         yield from self._ask(home)
 
     def _send_to_servers(self) -> Flow[None]:
-        """Have one worker send the dense parameters to the servers; if it fails meanwhile, have another do so."""
+        """Have one worker send the dense parameters to the servers; if that worker fails, have another do so."""
         while True:
             giver = min(self.members.channels_of("worker"))
             yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.failed_workers)  # type: ignore[misc]
@@ -228,7 +228,7 @@ class ModeSwitch:
     def _reset_optimizer(self, cfg: RunConfig) -> Flow[str]:
         """Reset the optimizer's state on the servers. Returns the holder of the dense parameters afterwards.
 
-        Raises ClusterError where a worker that `cfg` needs failed meanwhile: the switch cannot be reverted."""
+        Raises ClusterError where a worker that `cfg` needs fails in the migration: the switch cannot be reverted."""
         run = self.run
         if run.home != "servers":
             yield from self.migration.migrate("servers", run.home)

@@ -100,7 +100,7 @@ class RunFlow:
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
-        """Save the final model; repeat if a node fails meanwhile. Returns False if all nodes must roll back first."""
+        """Save the final model, again if a node fails in the save. Returns False if all nodes must roll back first."""
         run, checkpoints = self.run, self.core.checkpoints
         while checkpoints.enabled:
             failures = len(run.failures.failures)

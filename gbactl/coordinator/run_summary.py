@@ -217,7 +217,9 @@ class RunSummary:
         self.statistics.rates(self.seconds)  # rates are counted from here
 
     def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
-        """Fields of result.json about the training. Raises ClusterError if replicas differ."""
+        """Fields of result.json about the training.
+
+        Raises ClusterError if the workers' copies of the dense parameters differ."""
         own = self.phases[self.inherited :]
         return {
             **{key: best[key] for key in METRICS if key in best},
@@ -238,7 +240,8 @@ class RunSummary:
 def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
     """Return each node's checksum and, as `model`, the whole model's, which is equal for any number of servers.
 
-    `model` is None where a shard is too large to sum. Raises ClusterError if the workers' replicas differ."""
+    `model` is None where a shard is too large to sum. Raises ClusterError if the workers' copies of the dense
+    parameters differ."""
     own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
     if len({checksum for name, checksum in own.items() if name.startswith("W")}) > 1:
         raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")

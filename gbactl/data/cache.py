@@ -204,7 +204,7 @@ def _locked(path: Path, progress: Progress) -> AbstractContextManager[Any]:
 
 
 def prepare(cfg_data: Mapping[str, Any], progress: Progress | None = None) -> Path:
-    """Return the cache directory of the configured data; build it unless it exists and is intact.
+    """Build the cache of the configured data unless it exists and is intact; return its directory.
 
     `progress` gets a stage in words and a fraction. Raises ConfigError and DataError, and then leaves no cache.
     """

@@ -215,7 +215,7 @@ class Rows:
         return found
 
 
-class Faults:
+class BadCells:
     """Cells of a chunk that cannot be read."""
 
     def __init__(self, rows: Rows) -> None:

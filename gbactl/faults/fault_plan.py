@@ -232,7 +232,7 @@ class FaultInjector:
         ]
 
     def due(self, step: int, seconds: float) -> list[Injection]:
-        """Return the kills and hangs due at a global step and a time since training began, each once.
+        """Take the kills and hangs due at a global step and a time since training began, each once.
 
         The coordinator's comes last: it must have all others done, as its successor takes them as done."""
         if not self._due:

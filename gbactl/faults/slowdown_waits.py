@@ -127,7 +127,7 @@ class ServerSlowdown:
         self.count(factor, busy, slept)
 
     def factor(self, now: float) -> float:
-        """Return the slow-down factor of the current message, which begins at `now`."""
+        """Record the faults that act on the current message, which begins at `now`; return its slow-down factor."""
         self._began = now if self._began is None else self._began
         since = now - self._began
         acting = self.plan.acting_faults(self.name, self.served, since)

@@ -1,8 +1,8 @@
 """Control of a running job: its control socket, and the client `gbactl switch`.
 
-The launcher forwards requests to the coordinator. The socket listens on this host alone. Its address and a key for it
-only are in a file of the run directory that only its owner can read. Costs one thread, which sleeps until somebody
-connects.
+The launcher forwards requests to the coordinator. The socket listens on this host alone. A file in the run directory
+has the socket's address and a key that is valid for this socket alone; only the run's user can read the file. The
+socket costs one thread, which sleeps until a client connects.
 """
 
 from __future__ import annotations

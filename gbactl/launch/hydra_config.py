@@ -1,6 +1,6 @@
 """Composition of the configuration with Hydra: overrides in, a checked RunConfig out.
 
-Importing this module imports Hydra (about 0.15 s); only the launcher and the CLI verbs that need a configuration do so.
+Importing this module imports Hydra (about 0.15 s); only the launcher and the commands that need a configuration do so.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ def run_hydra(
 ) -> None:
     """Run a command line through Hydra: single runs, --multirun, --cfg, --info.
 
-    `verb`: the subcommand of gbactl; `options`: its own, such as --trace, which `job` follows. At the end of a sweep
-    its comparison is printed, unless they have --json."""
+    `verb`: the command, such as train; `options`: the command's own, such as --trace, which `job` follows. At the end
+    of a sweep its comparison is printed, unless the options include --json."""
 
     def task(cfg: DictConfig) -> Any:
         own, place = HydraConfig.get(), None

@@ -18,7 +18,7 @@ from gbactl.launch.control_socket import FILE, ControlClient, locked, mode_with
 from gbactl.launch.progress import duration, shown_path
 from gbactl.launch.run_dir import RUNS, find
 from gbactl.policies.policy import names
-from gbactl.report.failures_and_slowdowns import SLOW, phase_shares, shares_of
+from gbactl.report.failures_and_slowdowns import SLOW, activity_shares, shares_of
 from gbactl.switching.switch_texts import answer, switch_sentence
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _workers(found: Status, most: int) -> RenderableType:
 
 def server_shares(found: Status) -> dict[str, dict[str, float]]:
     """Compute the share of time that each server spent in each activity in the latest second of training."""
-    each = phase_shares({"processes": found.get("times")})
+    each = activity_shares({"processes": found.get("times")})
     return {name: shares for name, shares in each.items() if name.startswith("S")}
 
 
@@ -192,10 +192,10 @@ def _servers(each: Mapping[str, Mapping[str, float]], most: int) -> RenderableTy
 
 def longest_wait(times: Mapping[str, float]) -> str:
     """Name the kind of wait on which a worker spent most time lately, with its share; "-" if it did not wait."""
-    waits = {phase: share for phase, share in shares_of(times).items() if phase != "compute" and share > 0}
+    waits = {activity: share for activity, share in shares_of(times).items() if activity != "compute" and share > 0}
     if not waits:
         return "-"
-    longest = max(waits, key=lambda phase: waits[phase])
+    longest = max(waits, key=lambda activity: waits[activity])
     return f"{longest} {waits[longest]:.0%}"
 
 

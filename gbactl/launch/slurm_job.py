@@ -80,7 +80,7 @@ class FollowedJob:
         print(f"job {self.number} {text}", file=sys.stderr, flush=True)
 
     def follow(self) -> None:
-        """Print output and changes of state until Slurm no longer lists the job; it may be queued again meanwhile."""
+        """Print output and changes of state until Slurm no longer lists the job, however often it is queued again."""
         while state := self._asked():
             if state != self._state:
                 self._state = state

@@ -38,7 +38,7 @@ class CoordinatorConnection:
         self._error: WireError | None = None
 
     def connect(self) -> None:
-        """Connect to the coordinator; if a process has failed meanwhile, raise that process's error.
+        """Connect to the coordinator; if a process fails before that, raise that process's error.
 
         The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
         accept it."""
@@ -68,8 +68,8 @@ class CoordinatorConnection:
         if self._channel is not None:
             self._channel.send(event)
 
-    def failure(self) -> str:
-        """Return how a coordinator that can be replaced has failed, "hang" or "death", else ""; kill one that hangs."""
+    def kill_if_hanging(self) -> str:
+        """Kill the coordinator if it hangs; return how one that can be replaced has failed: hang, death, or ""."""
         found = "hang" if self._silent() else "death"
         return found if self.children.coordinator_replaceable else ""
 

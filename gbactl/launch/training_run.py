@@ -340,7 +340,7 @@ class LaunchedRun:
             self._check(children, failure, over)
             for poll in self.polls:
                 poll()
-            if how := coordinator.failure():
+            if how := coordinator.kill_if_hanging():
                 self._receive(hub, 0.0)  # the last messages of a failed coordinator
                 if self.result is None:
                     coordinator.replace(how)

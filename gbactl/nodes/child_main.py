@@ -127,7 +127,9 @@ def _fork_orphan(launcher: int) -> int:
 
 
 def _set_up_fork(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
-    """Set up a forked process (folder, environment, file descriptors) as if it had been started for the request."""
+    """Give a forked process the folder, environment, file descriptors and arguments that the fork request names.
+
+    `asked` is the fork request. All other file descriptors are closed."""
     os.setsid()
     os.chdir(asked["folder"])
     os.environ.clear()

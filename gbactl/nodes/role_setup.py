@@ -80,7 +80,7 @@ def run_coordinator(boot: StartupDocument) -> None:
 
 
 def wrapped_hub(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
-    """Wrap a server's or worker's hub with message faults, compression and reconnection, as configured."""
+    """Wrap a server's or worker's hub with message faults, half precision and reconnection, as configured."""
     hub = with_half_precision(with_message_faults(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype)
     return ReconnectingHub(hub, first=me.incarnation == 0) if writes_journal(cfg) else hub
 
@@ -129,7 +129,7 @@ def serve(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Datase
 def _first_shard(
     hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset
 ) -> tuple[Shard, Ready | CheckpointLoaded] | None:
-    """Shard at the start of a run: initial, or from the checkpoint to resume from. None if the run ends meanwhile."""
+    """Shard at the start of a run: initial, or from the checkpoint to resume from. None if the run ends before that."""
     cfg = boot.cfg
     momentum = cfg.model.batch_norm_momentum
     spec = await_dense(hub, coordinator, shard_spec(cfg, dataset.schema.rows, boot.index), momentum)

@@ -94,7 +94,7 @@ def _settle(cfg: RunConfig) -> None:
 
 
 class WorkerProcess:
-    """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends meanwhile."""
+    """Parts of a worker process, built once its Hello is answered. Raises PeerGoneError if the run ends before that."""
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset = boot, boot.cfg, dataset

@@ -33,7 +33,9 @@ class BufferedPolicy(Policy):
         return False
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """Compute row weights for staleness 0 to token staleness; empty if rows have no staleness of their own."""
+        """Compute the weights of a gradient's rows by the row's own staleness, from 0 to `token_staleness`.
+
+        Empty if all rows have the gradient's weight, as here."""
         return ()
 
     def take(self, worker: int) -> Grant | None:

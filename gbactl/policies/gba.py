@@ -1,7 +1,7 @@
-"""Policy of `gba`: global batch gradient aggregation, following the idea of GBA.
+"""Policy of `gba`: M announced gradients make a step, each weighted by its token staleness (following GBA).
 
-Every M announced gradients make one optimizer step of the synchronous global batch size, each weighted
-by a decay f(staleness) of its token.
+M gradients have together the global batch size of `sync`. The weight is f(token staleness): 1 up to `iota` steps, and
+beyond that less, by the option `decay`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GbaPolicy(BufferedPolicy):
         return DECAYS[o.decay](token_staleness - o.iota, o.decay_rate)
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """Compute row weights for staleness 0 to token staleness with row_staleness=row; else return ()."""
+        """Compute the weights of rows by their own staleness, 0 to `token_staleness`; () unless row_staleness=row."""
         if self.options.row_staleness == "token":
             return ()
         while len(self._factors) <= token_staleness:

@@ -1,7 +1,7 @@
 """Policy of `hop_bs`: bounded staleness, following the idea of Hop; fast workers wait for the slowest one.
 
-A worker's clock is the number of batches it has finished. The slowest clock is kept up to date, not searched
-for: a decision costs the same at any number of workers; the loss of one, the slowest clock's advance.
+A worker's clock is the number of batches it has finished. Granting a batch costs the same at any number of workers.
+Removing a worker costs one operation for each batch by which the slowest clock then advances.
 """
 
 from __future__ import annotations

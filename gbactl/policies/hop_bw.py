@@ -60,7 +60,7 @@ class HopBwPolicy(Policy):
         return grant
 
     def _assign(self, worker: int) -> int | None:
-        """Return a worker's next batch: the one reserved for it, else a new one, else another worker's reserved one."""
+        """Take a worker's next batch: the one reserved for it, else a new one, else another worker's reserved one."""
         if worker in self.reserved:
             return self.reserved.pop(worker)
         batch = self._next()

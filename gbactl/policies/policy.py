@@ -287,7 +287,7 @@ class Policy(ABC):
         self.openings += 1
 
     def _next(self) -> int | None:
-        """Return the number of the next batch to hand out, re-issued batches first; a new batch counts as read."""
+        """Take the next batch to hand out, re-issued batches first, and count a new one as read; return its number."""
         if self.reissue:
             return self.reissue.popleft()
         if self.next_batch >= self.phase.batches:

@@ -176,21 +176,21 @@ def strips(title: str, processes: Sequence[str], rows: Iterable[Row], end: float
 
 
 def heat_map(title: str, shares: Mapping[str, Mapping[str, float]]) -> Spec:
-    """Specify a row for each process and a column for each phase, the redder the larger its share of the time."""
+    """Specify a row for each process and a column for each activity, the redder the larger its share of the time."""
     rows = [
-        {"process": process, "phase": phase, "share": share}
+        {"process": process, "activity": activity, "share": share}
         for process, each in shares.items()
-        for phase, share in each.items()
+        for activity, share in each.items()
     ]
     tooltip = [
         {"field": "process"},
-        {"field": "phase"},
+        {"field": "activity"},
         {"field": "share", "format": ".0%", "title": "share of its time"},
     ]
     axis = {"orient": "top", "labelAngle": 0}
     opacity = {**_quantitative("share"), "scale": {"domain": [0, 1], "range": [0, 1]}, "legend": None}
     encoding = {
-        "x": {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": axis},
+        "x": {"field": "activity", "type": "nominal", "sort": None, "title": None, "axis": axis},
         "y": _processes(list(shares)), "opacity": opacity, "tooltip": tooltip,
     }  # fmt: skip
     return {**_chart(title, rows), "width": 2 * WIDE, "height": {"step": 16}, "mark": RED, "encoding": encoding}

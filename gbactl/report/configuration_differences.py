@@ -56,7 +56,9 @@ def value_of(run: Run, key: str) -> str:
 
 
 def shown_value_of(run: Run, key: str) -> str:
-    """Return a run's value of a parameter or tag as reports show it: a structure by its name."""
+    """Return a run's value of a parameter or tag, shortened for a report.
+
+    A list such as a fault plan is named by its content: "constant W1 x4"."""
     return short(value_of(run, key))
 
 

@@ -133,14 +133,14 @@ def _line(
 
 
 def shares_of(times: Mapping[str, float]) -> dict[str, float]:
-    """Compute the share of a process's time in each phase, from its seconds by phase; empty if it has none."""
-    seconds = {phase: value for phase, value in times.items() if phase != "batches"}
+    """Compute the share of a process's time by activity, from its seconds by activity; empty if it has none."""
+    seconds = {activity: value for activity, value in times.items() if activity != "batches"}
     total = sum(seconds.values())
-    return {phase: value / total for phase, value in seconds.items()} if total else {}
+    return {activity: value / total for activity, value in seconds.items()} if total else {}
 
 
-def phase_shares(time: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Compute each process's share of its time in each phase; empty for runs without times."""
+def activity_shares(time: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Compute the share of each process's time by activity; empty for runs without times."""
     each = {name: shares_of(times) for name, times in (time.get("processes") or {}).items()}
     return {name: shares for name, shares in each.items() if shares}
 
@@ -160,8 +160,8 @@ def _losses(worker: str, bins: Sequence[Mapping[str, Mapping[str, Mapping[str, f
     for mode, workers in (pair for each in bins for pair in each.items()):
         for name, times in workers.items():
             waited, total = waits.setdefault(mode, {}).get(name, (0.0, 0.0))
-            more = sum(value for phase, value in times.items() if phase != "batches")
-            waits[mode][name] = waited + sum(times.get(phase, 0.0) for phase in FOR_OTHERS), total + more
+            more = sum(value for activity, value in times.items() if activity != "batches")
+            waits[mode][name] = waited + sum(times.get(activity, 0.0) for activity in FOR_OTHERS), total + more
     found = {}
     for mode, each in waits.items():
         shares = {name: waited / total for name, (waited, total) in each.items() if total}

@@ -22,7 +22,7 @@ from gbactl.report.charts import Row, Spec
 from gbactl.report.columns import ratio_cell
 from gbactl.report.compare import Group, Report
 from gbactl.report.equivalence_tests import UNDECIDED, scale_of
-from gbactl.report.failures_and_slowdowns import phase_shares, slow_sentence
+from gbactl.report.failures_and_slowdowns import activity_shares, slow_sentence
 from gbactl.report.paired_statistics import Difference, Key, interval_of, name_of
 from gbactl.report.render import answer, grids, left_out, sentences
 from gbactl.report.run_curves import Curves, TrainingPoint, shares
@@ -282,10 +282,10 @@ def _bytes(drawn: Mapping[str, Sequence[Curves]], kinds: Sequence[str]) -> list[
 
 
 def _phases(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
-    """Draw, for one run of each group, the share of time that its processes spent in each phase."""
+    """Draw, for one run of each group, the share of time that its processes spent in each activity."""
     made = []
     for name, runs in drawn.items():
-        if runs and (shares := phase_shares(runs[0].time)):
+        if runs and (shares := activity_shares(runs[0].time)):
             since = runs[0].time.get("since_second")
             begin = f"since second {since:.0f} of the run" if since else ""
             slow = slow_sentence(runs[0].time)

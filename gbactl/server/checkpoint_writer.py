@@ -48,7 +48,7 @@ class RowChooser:
         self._unsaved: NDArray[Any] = np.zeros(0 if priority is None else len(self.table), np.uint32)
 
     def count_updates(self, parts: Sequence[RowPart]) -> None:
-        """Count updates of the rows that a step with these gradients changes."""
+        """Count updates of the rows that a step with these gradients changes; nothing without a priority."""
         if self.priority is None:
             return
         for index, _, _ in parts:

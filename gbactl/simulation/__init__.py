@@ -1,1 +1,1 @@
-"""Virtual backend: the real coordinator, servers and gradients on a discrete-event clock, in one process."""
+"""Virtual engine: the real coordinator, servers and gradients on a discrete-event clock, in one process."""

@@ -1,4 +1,4 @@
-"""Compute backends by placement of the dense parameters: on the servers, on all workers, or a replica per trainer.
+"""Dense placements in a virtual cluster: on the servers, copied on all workers, or a replica per trainer.
 
 Where the servers hold the dense vector, a gradient is computed when it is pushed, from what was pulled: until then only
 the pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are

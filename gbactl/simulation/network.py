@@ -141,7 +141,7 @@ class _Passing:
 
 @dataclass(frozen=True)
 class Network:
-    """Network of a virtual cluster: cost model, compression, traffic counters and message faults of all its channels.
+    """Network of a virtual cluster: cost model, half precision, traffic counters, message faults of all channels.
 
     `plan`: a fault plan, whose message faults its channels have; `active_faults`: indexes of those that are active;
     `counts`: what happened to transmissions."""
@@ -158,11 +158,11 @@ class Network:
         self.traffic.item = 4 if self.codec is None else 2
 
     def arrived(self, values: Floats) -> Floats:
-        """Values as a worker or server receives them, rounded by the compression."""
+        """Values as a worker or server receives them, rounded to half precision if that is configured."""
         return rounded(self.codec, values)
 
     def wire_bytes(self, frame: Frame, nbytes: int, within: bool) -> int:
-        """Bytes of a frame on the wire, `within` a host or between hosts; `nbytes`: its payload before compression."""
+        """Bytes of a frame on the wire, `within` a host or between hosts; `nbytes`: its payload with float32."""
         nbytes = nbytes if self.codec is None else narrowed_bytes(frame.message, nbytes)
         self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)
         return MESSAGE_BYTES + nbytes
@@ -208,7 +208,7 @@ class VirtualChannel:
         self.carry(Frame(KIND[type(message)], b"", data, None, message), data.nbytes)
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """Send a frame whose size is computed as for a payload of `nbytes` before compression."""
+        """Send a frame whose size is computed as for a payload that has `nbytes` bytes with float32 values."""
         if self.other is not None:
             nbytes = self.network.wire_bytes(frame, nbytes, self._within)
             self.wire.carry(nbytes, self._arrive, frame)
@@ -315,7 +315,7 @@ class SimulatedRing:
             summed()
 
 
-TICK = 1e-5  # seconds a round takes at least
+TICK = 1e-5  # seconds an all-reduce round takes at least
 
 
 class RingRounds:
@@ -333,17 +333,17 @@ class RingRounds:
         return len(self._live)
 
     def join_round(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
-        """Join a round with the vector f32[n], which is overwritten by the sum before `done` is called."""
+        """Join an all-reduce round with the vector f32[n], which is overwritten by the sum before `done` is called."""
         self._arrived[rank] = (vector, done)
         self._sum_if_complete()
 
     def remove_rank(self, rank: int) -> None:
-        """Remove a failed rank: rounds no longer wait for it."""
+        """Remove a failed rank: all-reduce rounds no longer wait for it."""
         self._live.discard(rank)
         self._sum_if_complete()
 
     def add_rank(self, rank: int) -> None:
-        """Add a rank, perhaps a failed rank's successor, while no round is in progress."""
+        """Add a rank, perhaps a failed rank's successor, while no all-reduce round is in progress."""
         self._live.add(rank)
 
     def _sum_if_complete(self) -> None:

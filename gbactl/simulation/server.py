@@ -93,7 +93,7 @@ class VirtualServer(Server):
         self.process.submit(self._seconds, self.handle, channel, frame)
 
     def _seconds(self, _: VirtualChannel, frame: Frame) -> float:
-        """Return the seconds that handling a frame takes; for a pull that must wait, without sending the answer."""
+        """Count and return the seconds that handling a frame takes; for a pull that must wait, without the answer's."""
         message, seconds = frame.message, self.cost.server_message
         self._slowed = frame.kind in SLOWED
         if isinstance(message, Pull):

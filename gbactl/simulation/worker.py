@@ -117,7 +117,7 @@ class ClusterShared:
 
 
 class DensePlacement:
-    """Compute backend for one placement of the dense parameters (implementations: dense_placements.py)."""
+    """Base of the dense placements in a virtual cluster (implementations: dense_placements.py)."""
 
     def __init__(self, compute: SharedCompute) -> None:
         self.compute, self.flat = compute, compute.flat
@@ -236,11 +236,11 @@ class VirtualWorker:
             channel.close()
 
     def hang(self) -> None:
-        """Hang the worker: its events wait for `wake`."""
+        """Hang the worker: its events are deferred until `wake`."""
         self._hung = True
 
     def wake(self) -> None:
-        """Resume the worker with its deferred events."""
+        """End the worker's hang: carry out the events that were deferred since `hang`."""
         self._hung = False
         deferred, self._deferred = self._deferred, []
         for call, args in deferred:
@@ -326,7 +326,9 @@ class VirtualWorker:
             self._go_on()
 
     def pull_ahead(self) -> None:
-        """Pull the next batch's rows now if the batch is known; a shard answers once the required step is applied."""
+        """Pull the next batch's rows now if the batch is known.
+
+        A shard answers once it has the version that the batch's grant names (`after`)."""
         self._carry_out(self.core.pull_ahead())
 
     def _go_on(self) -> None:

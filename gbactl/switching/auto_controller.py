@@ -1,9 +1,9 @@
 """Controller of `switch=auto`: predicts whether `sync` or `gba` delivers more samples/s now. It has no clock.
 
-From each worker's last step times it predicts `sync` (G over the expected maximum of a step, which waits for the
-slowest, and the all-reduce's overhead) and `gba` (the sum of the workers' rates). The ratio of a mode's measured
-throughput to this is learned while the run is in it; the present mode's throughput is measured. Unknown values are
-assumed in favour of `sync`, the default. A gradient costs 2 us, a look 20 us a worker.
+The throughput of the present mode is measured, that of the other mode is predicted from the workers' last compute
+times. `sync`: G / (expected compute time of the slowest worker + overhead of a step); the overhead is measured in
+`sync`, and 0 until then. `gba`: the sum of the workers' rates x efficiency; the efficiency is measured in `gba`, and
+until then is the computing share of a `sync` step. A gradient costs 2 us, a decision 20 us for each worker.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _docs() -> str:
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the id of an experiment, creating it if it does not exist. Raises TrackingError if it was deleted.
+    """Create an experiment if it does not exist; return its id. Raises TrackingError if it was deleted.
 
     The experiment is tagged as model development, described, and has a saved view; an older one gets what it has not
     got, and keeps a description of its own."""

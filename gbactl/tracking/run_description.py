@@ -76,7 +76,7 @@ class SweepPlace:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Command line of a run: verb and typed overrides; in a sweep also the varied keys, and its place."""
+    """Command line of a run: command and typed overrides; in a sweep also the varied keys, and its place."""
 
     verb: str = "train"
     overrides: tuple[str, ...] = ()

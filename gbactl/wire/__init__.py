@@ -1,1 +1,1 @@
-"""Wire between processes: frames, messages, channels and hubs, authentication, reliable delivery, compression."""
+"""Wire between processes: frames, messages, channels and hubs, authentication, reliable delivery, half precision."""

@@ -106,7 +106,9 @@ W = TypeVar("W", bound=ChannelWrapper)
 
 
 class HubWrapper(Generic[W]):
-    """Base of hubs that wrap another hub, and those of its channels for which `wrap` returns a wrapper.
+    """Base of a hub around another hub.
+
+    Channels for which `wrap` returns a wrapper are wrapped too; the others are passed through.
 
     `counts`: messages that the wrapped hub changed on their way, by name of the change."""
 

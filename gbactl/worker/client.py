@@ -1,4 +1,4 @@
-"""Client side of a worker's connections: requests batches, pulls rows, pushes and announces gradients.
+"""Client side of a worker's connections: requests batches, pulls rows, pushes gradient slices.
 
 A lock, a reading thread and compute threads around worker_core.py. The reading thread reads the network while a
 compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the
@@ -245,7 +245,9 @@ class WorkerClient:
             self._cv.notify_all()
 
     def pull_ahead(self) -> None:
-        """Pull the next batch's rows before the current batch is finished; a shard answers after the required step."""
+        """Pull the next batch's rows before the current batch is finished.
+
+        A shard answers once it has the version that the batch's grant names (`after`)."""
         with self._cv:
             self._carry_out(self.core.pull_ahead())
 

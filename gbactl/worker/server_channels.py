@@ -74,7 +74,7 @@ class Routes:
         return not isinstance(channel, ParkedConnection) and channel.peer.incarnation == incarnation
 
     def channel_for_push(self, shard: int, push: Push) -> Channel:
-        """Return the channel for a push, and record the push, to repeat it if the server is replaced."""
+        """Record a push, to repeat it if the server is replaced; return the channel for it."""
         with self._lock:
             channel = self.servers[shard]
             self._sent[shard].append((push, channel))

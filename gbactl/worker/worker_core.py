@@ -272,7 +272,9 @@ class WorkerCore:
         return bool(queue) and queue[0].phase.training and queue[0].grant.token <= step
 
     def pull_ahead(self, most: int = 1) -> list[Command]:
-        """Pull the rows of up to `most` queued batches early; a shard answers once the required step is applied."""
+        """Pull the rows of up to `most` queued batches early.
+
+        A shard answers once it has the version that the batch's grant names (`after`)."""
         commands: list[Command] = []
         for item in islice(self.queue, most):
             self._pull(item, commands)
@@ -339,7 +341,7 @@ class WorkerCore:
         return bool(self.questions) and self.questions[0][1] <= self._batches_begun
 
     def question(self) -> Question:
-        """Return the question that is due; no batch can be started until `on_question_answered` is called."""
+        """Take the question that is due; no batch can be started until `on_question_answered` is called."""
         self.answering, self.computing = self.questions.popleft()[0], self.computing + 1
         return self.answering
 

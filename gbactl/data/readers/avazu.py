@@ -19,7 +19,7 @@ from gbactl.checked_dataclasses import Natural, TableRows
 from gbactl.data.cache_writer import Clock, WrittenArrays, put_in_order, write_all
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, to_ids, whole_numbers
+from gbactl.data.text_files import BadCells, BadLines, LineBlock, find, read_all, rows_of, to_ids, whole_numbers
 from gbactl.errors import DataError
 
 NOT_FIELDS = ("id", "click", "hour")
@@ -32,15 +32,15 @@ def parse(block: LineBlock, columns: Sequence[str], buckets: int, bad: BadLines)
     `columns`: those that the file's header names; ids are hashed into `buckets` values per field."""
     kinds = {name: pl.Int64 if name in ("click", "hour") else pl.String for name in columns}
     rows = rows_of(block, ",", kinds, bad)
-    frame, faults = rows.frame, Faults(rows)
+    frame, bad_cells = rows.frame, BadCells(rows)
     click, hour = whole_numbers(frame["click"]), whole_numbers(frame["hour"])
-    faults.record(~click.is_in([0, 1]).fill_null(False), "click", "0 or 1")
-    faults.record(~(hour.is_between(0, LAST_HOUR) & (hour % 100 < 24)).fill_null(False), "hour", "YYMMDDHH")
+    bad_cells.record(~click.is_in([0, 1]).fill_null(False), "click", "0 or 1")
+    bad_cells.record(~(hour.is_between(0, LAST_HOUR) & (hour % 100 < 24)).fill_null(False), "hour", "YYMMDDHH")
     hours = hour.fill_null(0).to_numpy()
     ids = [to_ids(frame[name], f, buckets) for f, name in enumerate(fields_of(columns))]
     labels, none = click.fill_null(0).to_numpy().astype(np.uint8), np.empty((len(frame), 0), np.float32)
     batch, days = Batch(labels, none, np.stack([*ids, (hours % 100).astype(np.int32)], axis=1)), hours // 100
-    kept = faults.readable_rows(block.path, bad)
+    kept = bad_cells.readable_rows(block.path, bad)
     return (batch, days) if kept is None else (batch.take(kept), days[kept])
 
 
@@ -73,7 +73,7 @@ class Avazu:
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[SourceFile]:
-        """Find the source files, in time order."""
+        """Find the source files, in the order of their paths, which has to be that of time."""
         return find(self.path, self.patterns)
 
     def build(self, folder: Path, progress: Progress) -> WrittenArrays:

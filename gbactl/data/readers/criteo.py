@@ -19,8 +19,8 @@ from gbactl.data.cache_writer import WrittenArrays, equal_days, splits_between, 
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.text_files import (
+    BadCells,
     BadLines,
-    Faults,
     LineBlock,
     find,
     read_all,
@@ -47,13 +47,13 @@ def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
 def parse(block: LineBlock, buckets: int, bad: BadLines) -> Batch:
     """Parse a block's readable lines. Ids are hashed into `buckets` values per field."""
     rows = rows_of(block, "\t", COLUMNS, bad)
-    frame, faults = rows.frame, Faults(rows)
+    frame, bad_cells = rows.frame, BadCells(rows)
     label = whole_numbers(frame["label"])
-    faults.record(~label.is_in([0, 1]).fill_null(False), "label", "0 or 1")
+    bad_cells.record(~label.is_in([0, 1]).fill_null(False), "label", "0 or 1")
     numbers = [whole_numbers(frame[name]) for name in NUMERIC]
     for name, number in zip(NUMERIC, numbers, strict=True):
         if number.null_count() > frame[name].null_count():
-            faults.record(number.is_null() & frame[name].is_not_null(), name, "a whole number")
+            bad_cells.record(number.is_null() & frame[name].is_not_null(), name, "a whole number")
     ids = np.empty((len(frame), len(FIELDS)), np.int32)
     for f, name in enumerate(FIELDS):
         cells = frame[name]
@@ -61,11 +61,11 @@ def parse(block: LineBlock, buckets: int, bad: BadLines) -> Batch:
         signed = frame["label"].dtype == pl.String  # of a block that may have signs
         if signed or number.null_count() > cells.null_count() or (number < 0).any():
             invalid = (number < 0).fill_null(cells.is_not_null()) | cells.str.starts_with("+").fill_null(False)
-            faults.record(invalid, name, "a hexadecimal id")
+            bad_cells.record(invalid, name, "a hexadecimal id")
         ids[:, f] = to_ids(cells, f, buckets, number)
     numeric = signed_log(np.stack([number.cast(pl.Float64).to_numpy() for number in numbers], axis=1))
     batch = Batch(label.fill_null(0).to_numpy().astype(np.uint8), numeric, ids)
-    kept = faults.readable_rows(block.path, bad)
+    kept = bad_cells.readable_rows(block.path, bad)
     return batch if kept is None else batch.take(kept)
 
 

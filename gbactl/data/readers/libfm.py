@@ -18,7 +18,7 @@ from gbactl.checked_dataclasses import Natural
 from gbactl.data.cache_writer import WrittenArrays, splits_between, write_all
 from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, whole_numbers
+from gbactl.data.text_files import BadCells, BadLines, LineBlock, find, read_all, rows_of, whole_numbers
 from gbactl.errors import DataError, require
 
 SPLITS = ("train", "validation", "test")
@@ -30,17 +30,17 @@ def parse(block: LineBlock, fields: int, bad: BadLines) -> Batch:
     data = block.data.replace(b"\r\n", b"\n").replace(b" \n", b"\n")
     columns: dict[str, type[pl.DataType]] = {"label": pl.Int64, **{f"field{f}": pl.String for f in range(fields)}}
     rows = rows_of(replace(block, data=data), " ", columns, bad)
-    frame, faults = rows.frame, Faults(rows)
+    frame, bad_cells = rows.frame, BadCells(rows)
     label = whole_numbers(frame["label"])
-    faults.record(~label.is_in([-1, 0, 1]).fill_null(False), "label", "1, 0 or -1")
+    bad_cells.record(~label.is_in([-1, 0, 1]).fill_null(False), "label", "1, 0 or -1")
     ids = np.empty((len(frame), fields), np.int32)
     for f, name in enumerate(frame.columns[1:]):
         number = frame[name].str.extract("^([0-9]+):1$").cast(pl.Int64, strict=False)
         good = number.is_between(0, LARGEST).fill_null(False)
-        faults.record(~good, name, f"an id from 0 to {LARGEST} with the value 1, as 7:1")
+        bad_cells.record(~good, name, f"an id from 0 to {LARGEST} with the value 1, as 7:1")
         ids[:, f] = number.set(~good, 0).to_numpy()
     batch = Batch((label == 1).fill_null(False).to_numpy().astype(np.uint8), np.empty((len(frame), 0), np.float32), ids)
-    kept = faults.readable_rows(block.path, bad)
+    kept = bad_cells.readable_rows(block.path, bad)
     return batch if kept is None else batch.take(kept)
 
 

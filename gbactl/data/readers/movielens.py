@@ -20,7 +20,7 @@ from gbactl.checked_dataclasses import Days, Natural
 from gbactl.data.cache_writer import Clock, WrittenArrays, equal_days, put_in_order, write_all
 from gbactl.data.dataset import USER, Batch, Progress, Schema
 from gbactl.data.remote_files import SourceFile
-from gbactl.data.text_files import BadLines, Faults, LineBlock, find, read_all, rows_of, whole_numbers
+from gbactl.data.text_files import BadCells, BadLines, LineBlock, find, read_all, rows_of, whole_numbers
 from gbactl.errors import DataError
 
 FIELDS = [USER, "item", "hour", "weekday"]
@@ -37,16 +37,18 @@ def parse(block: LineBlock, separator: str, bad: BadLines) -> tuple[Batch, NDArr
     if separator == "::":
         block, separator = replace(block, data=block.data.replace(b"::", b"\t")), "\t"
     rows = rows_of(block, separator, COLUMNS, bad)
-    frame, faults = rows.frame, Faults(rows)
+    frame, bad_cells = rows.frame, BadCells(rows)
     numbers = {name: whole_numbers(frame[name]) for name in LIMITS}
     for name, number in numbers.items():
-        faults.record(~number.is_between(0, LIMITS[name]).fill_null(False), name, f"a number from 0 to {LIMITS[name]}")
+        bad_cells.record(
+            ~number.is_between(0, LIMITS[name]).fill_null(False), name, f"a number from 0 to {LIMITS[name]}"
+        )
     rating = frame["rating"].cast(pl.Float64, strict=False)
-    faults.record(~rating.is_between(0, 10).fill_null(False), "rating", "a number from 0 to 10")
+    bad_cells.record(~rating.is_between(0, 10).fill_null(False), "rating", "a number from 0 to 10")
     user, item, time = (number.fill_null(0).to_numpy() for number in numbers.values())
     ids = np.stack([user, item, time // 3600 % 24, (time // 86400 + 3) % 7], axis=1).astype(np.int32)
     labels = (rating >= CLICK).fill_null(False).to_numpy().astype(np.uint8)
-    batch, kept = Batch(labels, np.empty((len(frame), 0), np.float32), ids), faults.readable_rows(block.path, bad)
+    batch, kept = Batch(labels, np.empty((len(frame), 0), np.float32), ids), bad_cells.readable_rows(block.path, bad)
     return (batch, time) if kept is None else (batch.take(kept), time[kept])
 
 

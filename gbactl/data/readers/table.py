@@ -46,7 +46,7 @@ from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.table_schema import Day, Label, Numeric, Sequence, TableSchema, Time, read_schema
-from gbactl.data.text_files import BadLines, Faults, Rows, find
+from gbactl.data.text_files import BadCells, BadLines, Rows, find
 from gbactl.errors import DataError, require
 
 MOST_DAYS = 100_000
@@ -168,7 +168,7 @@ def _check_columns(file: SourceFile, columns: list[str], schema: TableSchema) ->
 
 def _arrays(rows: Rows, file: SourceFile, schema: TableSchema, bad: BadLines) -> tuple[Batch, Integers | None]:
     """Convert a chunk's readable rows to arrays; return also the rows' sort keys (None without a time column)."""
-    frame, faults = rows.frame, Faults(rows)
+    frame, bad_cells = rows.frame, BadCells(rows)
     listed = {name for column, kind in schema.lists.items() for name in (column, kind.weights)}
     for name in schema.read:
         kind = frame[name].dtype
@@ -177,29 +177,29 @@ def _arrays(rows: Rows, file: SourceFile, schema: TableSchema, bad: BadLines) ->
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: ignore for it.")
         if inner != kind and name not in listed:
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: multi for it.")
-    labels = _labels(frame, schema, faults)
-    numeric = [_numbers(frame, name, schema, faults) for name in (*schema.numeric, *schema.bucketized)]
+    labels = _labels(frame, schema, bad_cells)
+    numeric = [_numbers(frame, name, schema, bad_cells) for name in (*schema.numeric, *schema.bucketized)]
     ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(schema.hashed.items())]
     clock = None
     if schema.clock is not None:
-        clock, moment = _times(frame, schema.clock, schema, faults)
+        clock, moment = _times(frame, schema.clock, schema, bad_cells)
         ids += [time_ids(moment, part) for part in schema.time_fields]
-    lists = Jagged.joined([_list(frame, name, schema, faults) for name in schema.lists]) if schema.lists else None
+    lists = Jagged.joined([_list(frame, name, schema, bad_cells) for name in schema.lists]) if schema.lists else None
     batch = Batch(labels, _stacked(numeric, len(frame), np.float32), _stacked(ids, len(frame), np.int32), lists)
-    kept = faults.readable_rows(file, bad)
+    kept = bad_cells.readable_rows(file, bad)
     if kept is None:
         return batch, clock
     return batch.take(kept), None if clock is None else clock[kept]
 
 
-def _list(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> Jagged:
+def _list(frame: pl.DataFrame, name: str, schema: TableSchema, bad_cells: BadCells) -> Jagged:
     column, kind, (place, size) = frame[name], schema.lists[name], schema.list_ids(name)
     lengths, values, taken = lists_of(column, kind.separator, kind.max_length, isinstance(kind, Sequence))
     weights = None
     if kind.weights is not None:
         weights, bad = weights_of(frame[kind.weights], column, kind.separator)
         weights = weights[taken]
-        faults.record(pl.Series(bad), kind.weights, f"a weight of at least 0 for each value of {name}")
+        bad_cells.record(pl.Series(bad), kind.weights, f"a weight of at least 0 for each value of {name}")
     return Jagged(1, np.concatenate([[0], np.cumsum(lengths)]), ids_of(values, place, size), weights)
 
 
@@ -218,22 +218,22 @@ def _bits(true: pl.Series) -> NDArray[np.uint8]:
     return found
 
 
-def _labels(frame: pl.DataFrame, schema: TableSchema, faults: Faults) -> NDArray[np.uint8]:
+def _labels(frame: pl.DataFrame, schema: TableSchema, bad_cells: BadCells) -> NDArray[np.uint8]:
     column, kind = frame[schema.label], schema.of_kind(Label)[schema.label]
     written = texts(column)
     if kind.positive is not None:
-        faults.record(written.is_null(), schema.label, "a label")
+        bad_cells.record(written.is_null(), schema.label, "a label")
         return _bits(written == str(kind.positive))
     number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}), kind.decimal, kind.thousands)
     if kind.at_least is not None:
-        faults.record(number.is_null(), schema.label, "a number")
+        bad_cells.record(number.is_null(), schema.label, "a number")
         return _bits(number >= kind.at_least)
     wrong = ~((number == 0) | (number == 1)).fill_null(False)
-    faults.record(wrong, schema.label, "0 or 1 (of another label, the schema says positive: or at_least:)")
+    bad_cells.record(wrong, schema.label, "0 or 1 (of another label, the schema says positive: or at_least:)")
     return _bits(number == 1)
 
 
-def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> Floats:
+def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, bad_cells: BadCells) -> Floats:
     """Convert a numeric column; NaN marks a missing value that is replaced once first-day statistics are known."""
     column, kind = frame[name], schema.of_kind(Numeric)[name]
     number = numbers(column, kind.decimal, kind.thousands)
@@ -241,7 +241,7 @@ def _numbers(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults
     if lost.any():  # NaN, and cells of blanks, are missing too
         lost &= ~texts(column).str.to_lowercase().is_in(["nan", ""]).fill_null(True)
     like = _like(column.filter(lost), kind) if lost.any() else "a number"
-    faults.record(lost | (number.abs() > LARGEST).fill_null(False), name, like)
+    bad_cells.record(lost | (number.abs() > LARGEST).fill_null(False), name, like)
     values = number.clip(-LARGEST, LARGEST).to_numpy().astype(np.float64)
     if kind.transform == "log1p":
         return signed_log(values)
@@ -259,18 +259,18 @@ def _like(lost: pl.Series, kind: Numeric) -> str:
     return f"a number ({told})" if told else "a number"
 
 
-def _times(frame: pl.DataFrame, name: str, schema: TableSchema, faults: Faults) -> tuple[Integers, Integers]:
+def _times(frame: pl.DataFrame, name: str, schema: TableSchema, bad_cells: BadCells) -> tuple[Integers, Integers]:
     """Return each row's sort key (its day or time), and the times from which fields such as the hour are made."""
     kind = schema.of_kind(Time)[name]
     by_day = isinstance(kind, Day)
     clock = (days if by_day else timestamps)(frame[name], kind.format)
     like = f"of the format {kind.format!r}" if kind.format else "such as 2024-12-31 23:59:59 or seconds since 1970"
-    faults.record(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
+    bad_cells.record(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
     moment = clock
     if by_day and kind.fields:
         moment = timestamps(frame[name], kind.format)
         needed = f"a date, of which {kind.fields[0]} could be made (of 20241231, the schema says format: '%Y%m%d')"
-        faults.record(clock.ne_missing(dates(moment)), name, needed)
+        bad_cells.record(clock.ne_missing(dates(moment)), name, needed)
     return clock.fill_null(0).to_numpy(), moment.fill_null(0).to_numpy()
 
 

@@ -30,7 +30,7 @@ from gbactl.data.dataset import USER, Batch, Jagged, ListField, Pooling, Progres
 from gbactl.data.readers.criteo import signed_log
 from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, header_of, read_table
-from gbactl.data.text_files import BadLines, Faults, Rows, find
+from gbactl.data.text_files import BadCells, BadLines, Rows, find
 from gbactl.errors import DataError
 
 TABLES = ("raw_sample", "ad_feature", "user_profile", "behavior_log")
@@ -65,11 +65,13 @@ def _read(file: SourceFile, names: Sequence[str], bad: BadLines, progress: Progr
         yield Rows(rows.frame.rename({columns[name]: name for name in names}), rows.first, rows.skipped)
 
 
-def _ids(frame: pl.DataFrame, name: str, faults: Faults, *, needed: bool = False) -> Integers:
+def _ids(frame: pl.DataFrame, name: str, bad_cells: BadCells, *, needed: bool = False) -> Integers:
     """Convert a column of numbers to ids: number + 1, 0 where it is missing."""
     number = numbers(frame[name])
     good = ((number >= 0) & (number <= LARGEST) & (number == number.floor())).fill_null(False)
-    faults.record(~good if needed else ~good & frame[name].is_not_null(), name, f"a whole number from 0 to {LARGEST}")
+    bad_cells.record(
+        ~good if needed else ~good & frame[name].is_not_null(), name, f"a whole number from 0 to {LARGEST}"
+    )
     found: Integers = number.set(~good, -1.0).cast(pl.Int64).to_numpy() + 1
     return found
 
@@ -96,24 +98,24 @@ def read_lookup(file: SourceFile, key: str, names: Sequence[str], bad: BadLines,
     """Read a table for look-up by the column `key`: `price` becomes a number, all other columns become ids."""
     keys, found = [np.empty(0, np.int64)], [np.empty((0, len(names)))]
     for rows in _read(file, [key, *names], bad, progress):
-        faults = Faults(rows)
-        ids = _ids(rows.frame, key, faults, needed=True)
+        bad_cells = BadCells(rows)
+        ids = _ids(rows.frame, key, bad_cells, needed=True)
         columns = [
-            _price(rows.frame, faults) if name == "price" else _ids(rows.frame, name, faults).astype(np.float64)
+            _price(rows.frame, bad_cells) if name == "price" else _ids(rows.frame, name, bad_cells).astype(np.float64)
             for name in names
         ]
-        kept = faults.readable_rows(file, bad)
+        kept = bad_cells.readable_rows(file, bad)
         every = slice(None) if kept is None else kept
         keys.append(ids[every])
         found.append(np.stack(columns, axis=1)[every])
     return Lookup(file, np.concatenate(keys), np.concatenate(found))
 
 
-def _price(frame: pl.DataFrame, faults: Faults) -> NDArray[np.float64]:
+def _price(frame: pl.DataFrame, bad_cells: BadCells) -> NDArray[np.float64]:
     """Convert the price to log(1 + price), 0 where it is missing."""
     number = numbers(frame["price"])
     good = (number.is_finite() & (number >= 0)).fill_null(False)
-    faults.record(~good & frame["price"].is_not_null(), "price", "a price of at least 0")
+    bad_cells.record(~good & frame["price"].is_not_null(), "price", "a price of at least 0")
     return signed_log(number.set(~good, None).to_numpy().astype(np.float64)).astype(np.float64)
 
 
@@ -123,9 +125,9 @@ def _keys(user_ids: Integers, seconds: Integers) -> Integers:
     return keys
 
 
-def _seconds(frame: pl.DataFrame, faults: Faults) -> Integers:
+def _seconds(frame: pl.DataFrame, bad_cells: BadCells) -> Integers:
     number = numbers(frame["time_stamp"])
-    faults.record(number.is_null(), "time_stamp", "a time in seconds since 1970")
+    bad_cells.record(number.is_null(), "time_stamp", "a time in seconds since 1970")
     found: Integers = number.fill_null(0.0).clip(0.0, LAST_SECOND).cast(pl.Int64).to_numpy()
     return found
 
@@ -174,13 +176,13 @@ def sort_behaviour(file: SourceFile, folder: Path, largest: Integers, bad: BadLi
 
 def _records(file: SourceFile, bad: BadLines, progress: Progress) -> Iterator[NDArray[np.void]]:
     for rows in _read(file, (USER, "time_stamp", *BEHAVIOUR), bad, progress):
-        faults = Faults(rows)
+        bad_cells = BadCells(rows)
         found = np.empty(len(rows.frame), RECORD)
-        found["key"] = _keys(_ids(rows.frame, USER, faults, needed=True), _seconds(rows.frame, faults))
+        found["key"] = _keys(_ids(rows.frame, USER, bad_cells, needed=True), _seconds(rows.frame, bad_cells))
         for place, name in enumerate(BEHAVIOUR[:-1]):
-            found["ids"][:, place] = _ids(rows.frame, name, faults)
+            found["ids"][:, place] = _ids(rows.frame, name, bad_cells)
         found["ids"][:, -1] = ids_of(rows.frame[BEHAVIOUR[-1]], len(FIELDS), KINDS)
-        kept = faults.readable_rows(file, bad)
+        kept = bad_cells.readable_rows(file, bad)
         yield found if kept is None else found[kept]
 
 
@@ -224,9 +226,9 @@ class Taobao:
 
             def chunks() -> Iterator[Batch]:
                 for rows in _read(sample, (USER, "time_stamp", "adgroup_id", "pid", "clk"), bad, progress):
-                    faults = Faults(rows)
-                    batch, seconds = _impressions(rows.frame, ads, profiles, faults)
-                    kept = faults.readable_rows(sample, bad)
+                    bad_cells = BadCells(rows)
+                    batch, seconds = _impressions(rows.frame, ads, profiles, bad_cells)
+                    kept = bad_cells.readable_rows(sample, bad)
                     if kept is not None:
                         batch, seconds = batch.take(kept), seconds[kept]
                     np.maximum(largest, batch.ids.max(axis=0, initial=0), out=largest)
@@ -261,12 +263,12 @@ class Taobao:
         return Schema(1, every, tables, (ListField(self.history_length, self.pooling),) * len(BEHAVIOUR))
 
 
-def _impressions(frame: pl.DataFrame, ads: Lookup, profiles: Lookup, faults: Faults) -> tuple[Batch, Integers]:
+def _impressions(frame: pl.DataFrame, ads: Lookup, profiles: Lookup, bad_cells: BadCells) -> tuple[Batch, Integers]:
     """Join a chunk of impressions with ads and profiles; return also their times."""
     clicks = numbers(frame["clk"])
-    faults.record(~clicks.is_in([0.0, 1.0]).fill_null(False), "clk", "0 or 1")
-    users, seconds = _ids(frame, USER, faults, needed=True), _seconds(frame, faults)
-    ad_ids = _ids(frame, "adgroup_id", faults)
+    bad_cells.record(~clicks.is_in([0.0, 1.0]).fill_null(False), "clk", "0 or 1")
+    users, seconds = _ids(frame, USER, bad_cells, needed=True), _seconds(frame, bad_cells)
+    ad_ids = _ids(frame, "adgroup_id", bad_cells)
     ad, profile = ads.rows_of(ad_ids), profiles.rows_of(users)
     place = ids_of(frame["pid"], FIELDS.index("pid"), PLACES)
     ids = np.column_stack([users, ad_ids, place, ad[:, :-1], profile]).astype(np.int32)

@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.report.charts import heat_map
 from gbactl.report.compare import Report, compare
-from gbactl.report.failures_and_slowdowns import MOST_LINES, phase_shares, slow_sentence, slowdowns
+from gbactl.report.failures_and_slowdowns import MOST_LINES, activity_shares, slow_sentence, slowdowns
 from gbactl.report.render import FORMATS, render, stderr_sentences
 from gbactl.tracking.metrics_and_tags import SLOW_WORKER
 from gbactl.tracking.mlflow_connection import Run
@@ -126,11 +126,11 @@ def workers(slowest: float) -> dict[str, dict[str, float]]:
 
 
 def test_shares_and_their_picture() -> None:
-    found = phase_shares({"processes": workers(1.0)})
+    found = activity_shares({"processes": workers(1.0)})
     assert found["W3"] == {"compute": 0.25, "all_reduce": 0.75}
-    assert phase_shares({}) == {}
+    assert activity_shares({}) == {}
     rows = heat_map("sync", found)["data"]["values"]
-    assert rows[-1] == {"process": "W3", "phase": "all_reduce", "share": 0.75} and len(rows) == 8
+    assert rows[-1] == {"process": "W3", "activity": "all_reduce", "share": 0.75} and len(rows) == 8
 
 
 def test_the_sentence_names_the_slowest_worker_and_since_when() -> None:

@@ -1,7 +1,7 @@
 """gbactl: train CTR models in several distributed modes on one cluster, and compare their AUC and throughput.
 
-In Python: `train`, `compare` and `load` (see api.py), which are imported when they are first used. Their types are in
-the stub beside this file, since an import here would be one of every module that asks for the version.
+In Python, `train`, `compare` and `load` (see api.py) are imported when they are first used. Their types are in the stub
+beside this file, so that a module which only asks for the version does not import them.
 """
 
 from __future__ import annotations

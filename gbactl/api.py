@@ -6,9 +6,9 @@
     b = gbactl.train("experiment=smoke", "mode=gba")
     gbactl.compare([a, b])
 
-`import gbactl` imports nothing else; these names are imported when they are first used. A training is that of `gbactl
-train`: the coordinator, servers and workers are child processes, and everything is kept in the run directory and in
-MLflow. Errors are those of `gbactl.errors`.
+`import gbactl` imports nothing else; these names are imported when they are first used. `train` does what the command
+`gbactl train` does: the coordinator, servers and workers are child processes, and everything is kept in the run
+directory and in MLflow. Errors are those of `gbactl.errors`.
 """
 
 from __future__ import annotations

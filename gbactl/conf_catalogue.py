@@ -1,7 +1,7 @@
 """Configuration tree conf/: where it is, its groups, their options and keys, and the comments that explain these.
 
 The files of a user's folders come before those of conf/, which is beside the package or, in a wheel, inside it. PyYAML
-is imported where a file is read: most processes only look for one.
+is imported only when a file is read: most processes only look whether a file exists.
 """
 
 from __future__ import annotations

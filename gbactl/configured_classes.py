@@ -5,8 +5,8 @@ names a class of any installed package; there is no other registry. A configurat
 have, means the target in the file of its `name`. Importing a module runs it, so a target is trusted as much as the
 configuration that has it; the object itself is built from plain values, never unpickled.
 
-An exception of a user's class is told in one sentence with its cause: the exception and the user's file and line.
-Where the machine failed (memory, disk, network), it is the error of no configuration and of no code.
+An exception of a user's class is told in one sentence with its cause: the exception and the user's file and line. An
+exception because the machine failed (memory, disk, network) is blamed on neither configuration nor code.
 """
 
 from __future__ import annotations

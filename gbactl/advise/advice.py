@@ -1,9 +1,9 @@
 """Advice from simulations: the modes as a ranked report, the mode to run in, and one sentence. Pure.
 
-The mode is the fastest of those that may count on sync's AUC, if it is faster than sync by more than WORTHWHILE; else
-sync. A mode may count on it whose AUC is shown to be the same (TOST), or better. A better AUC does not count where the
-mode takes more steps than sync: that helps a young model, and the advice does not see how it ends. Of modes within
-WORTHWHILE of the fastest, it is the one whose AUC is best shown.
+The mode to run in is the fastest of those with an acceptable AUC, if it is faster than sync by more than WORTHWHILE;
+else sync. An AUC is acceptable if it is shown to be the same as sync's (TOST), or better. A better AUC does not count
+where the mode takes more optimizer steps than sync: more steps help early in a training, and the simulations do not see
+its end. Of modes within WORTHWHILE of the fastest, the one with the strongest evidence about its AUC is chosen.
 """
 
 from __future__ import annotations

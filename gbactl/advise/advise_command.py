@@ -1,7 +1,7 @@
 """Implementation of `gbactl advise`: probe, simulate, rank, print, log.
 
-The time goes into simulations with gradients; those for times alone take a few percent of it. A probe of each mode
-says how large a subset of the data the time allows for.
+Most of the time goes into simulations with gradients; simulations for times alone take a few percent of it. A probe of
+each mode tells how large a subset of the data the given time allows for.
 """
 
 from __future__ import annotations

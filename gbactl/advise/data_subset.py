@@ -1,8 +1,8 @@
 """Subset of a data set on which modes are compared: data for the base, for training in each mode, and for evaluation.
 
-Of days it takes consecutive rows: the beginning of the last day that is trained on, the rows just before it as the
-base, and the beginning of the day after it to judge by. Of data with a training and a test file it takes random rows of
-each. Rows of days are views of the cache; random rows are copied.
+Of data divided into days the subset has consecutive rows: the beginning of the last training day for the training in
+each mode, the rows just before it for the base, and the beginning of the day after it for the evaluation. Of data with
+a training and a test file it has random rows of each. Rows of days are views of the cache; random rows are copied.
 """
 
 from __future__ import annotations

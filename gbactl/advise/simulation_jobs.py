@@ -1,8 +1,9 @@
 """Simulations for an advice, one per process: train a base, train on from it in a mode, predict a mode's EPS.
 
 A job's configuration is that of a run on the virtual cluster. Its folder under the advice's directory keeps
-configuration, event log and result. The schedule runs seeds of all modes, then of those that matter, in processes that
-end with this one, however it ends; starting them takes the import of torch (3 s), once.
+configuration, event log and result. The schedule runs some seeds of all modes, then more seeds of the modes that may be
+recommended. The jobs run in processes that end with this process, however it ends; their start takes the import of
+torch (3 s), once.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ The rules follow the ideas of their papers. They are pure arithmetic on float32 
 rule gets (replica, centre or mean) and writes both; it does not know where it runs (a background thread, the foreground
 every k iterations, virtual time). An exchange of EASGD or model averaging takes three passes over the vector (0.1 ms
 each for 0.5 M values), one of BMUF eight.
-To add one: a file in this package with a `@register("name")` class, five lines a mode in policies/replica_modes.py
-(which may import none of this) and a file in conf/mode/, one test. tests/unit/averaging_rules/test_new_rule.py does it.
+To add a rule, write a file in this package with a `@register("name")` class, five lines for each mode in
+policies/replica_modes.py (which may not import this package), a file in conf/mode/ and a test.
+tests/unit/averaging_rules/test_new_rule.py adds one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`gbactl calibrate`: measure a worker, a server and short runs of a local cluster, then fit the cost model.
 
-The file is what `gbactl train cluster=virtual cost=FILE` takes. Takes `seconds` for a worker and a server by themselves
-and for each of modes x workers, and about a minute to fit.
+`gbactl train cluster=virtual cost=FILE` reads the file that it writes. Each measurement takes `seconds`: of a worker
+alone, of a server alone, and of each mode with each number of workers. The fit takes about a minute.
 """
 
 from __future__ import annotations

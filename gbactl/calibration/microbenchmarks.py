@@ -1,8 +1,8 @@
 """Measurement of one worker and of one server in a single process, in CPU seconds.
 
-The worker: cost of a gradient and of a prediction, by batch size. The server: cost of a row pulled and applied, of a
-dense float copied, summed and stepped, on one real shard with the rows of real batches. CPU time of this thread is
-counted, so a busy machine disturbs little. Each takes `seconds`.
+Of a worker it measures the cost of a gradient and of a prediction, by batch size. Of a server it measures the cost of a
+row pulled and applied, and of a dense float copied, summed and stepped, on one real shard with the rows of real
+batches. Only this thread's CPU time is counted, so a busy machine disturbs little. Each measurement takes `seconds`.
 """
 
 from __future__ import annotations

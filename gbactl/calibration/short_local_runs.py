@@ -1,6 +1,6 @@
 """Short runs on the local engine, to measure their rate and each role's CPU seconds per sample.
 
-A run costs its seconds and 4 s to start the processes.
+A run takes the seconds that it is measured for, and 4 s to start the processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan of a job's checkpoints: the estimated costs, the interval, and full or partial recovery. Pure.
 
-The estimate is the cost of saves and failures by the equations of partial recovery (following the idea of CPR). Times
-are in any one unit; the overheads are in the same.
+The estimate is the cost of saves and failures by the equations of partial recovery (following the idea of CPR). All
+times, the overheads among them, are in one unit, whichever it is.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class PlsCounter:
     def count_lost(self, shard: int, at: int) -> float:
         """Count a shard's return to its checkpoint after `at` finished samples; return the increase of the PLS.
 
-        That is (samples since) / (samples N). The shard counts from `at` from then on, so that a sample is lost only
-        once."""
+        That is (samples since the save) / (samples N). The next count begins at `at`, so that a sample is lost
+        only once."""
         grown = max(0, at - self.saved_at[shard]) / (self.samples * self.shards)
         self.of[shard] += grown
         self.saved_at[shard] = max(at, self.saved_at[shard])

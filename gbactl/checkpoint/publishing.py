@@ -1,9 +1,9 @@
 """Publication of a checkpoint in a thread, once all servers' files are written: dense file, manifest, pruning.
 
 In replica modes the dense file has the mean of the replicas that trainers send: the parameters that a switch to another
-mode at this step would produce. Values and moments are averaged, the step count is the largest. Where the servers hold
-an EASGD centre, the values are the centre's. Each replica is as it is when its trainer is asked. Memory: the vector and
-its moments in float64; costs one addition a trainer.
+mode at this step would produce. Values and moments are averaged; the step count is the largest of the replicas'. Where
+the servers hold an EASGD centre, the values are the centre's. Each replica is as it is when its trainer is asked for
+it. The mean takes the memory of the vector and its moments in float64, and one addition for each trainer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Loading of a shard or of a worker's dense parameters from a checkpoint, also with another number of servers.
 
-Files are read in pieces of 4 MiB, the only memory beside the shard's own. Time is that of reading (1 GB/s); where the
-number of servers differs, every server reads all files. A shard without a checkpoint restarts as it was before the
-first step: its rows follow from the seed. Its initial dense slice came from a worker, so the server keeps it in a file
-of some megabytes.
+Files are read in pieces of 4 MiB, which is all the memory beside the shard's own. Loading takes as long as reading the
+files (1 GB/s); where the number of servers differs, every server reads all of them. A shard without a checkpoint
+restarts as it was before the first step: its rows follow from the seed. Its initial dense slice came from a worker, so
+the server keeps it in a file of some megabytes.
 """
 
 from __future__ import annotations

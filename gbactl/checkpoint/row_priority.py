@@ -1,8 +1,8 @@
 """Priority of rows in a save: most changed (scar), most used (mfu), or a sample of the recently used (ssu).
 
-Following the idea of CPR. Pure: numpy alone, seeded. Memory a row of the shard: scar 4 x width bytes, mfu 4, ssu 1 (and
-4 for each of the share that it keeps). Cost a step: scar nothing, mfu an addition for each row a gradient carries, ssu
-half of that and a random number. A choice costs a pass over the rows of `spans`.
+The priorities follow the idea of CPR. They are pure (numpy alone) and seeded. For each row of the shard, scar takes 4 x
+width bytes, mfu 4, and ssu 1 (and 4 for each row in its sample). A step costs scar nothing, mfu an addition for each
+row that a gradient carries, and ssu half of that and a random number. A choice costs a pass over the rows of `spans`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Writing of a safetensors file piece by piece, also in a thread; the file is complete or absent.
 
-The safetensors library writes whole tensors. A shard is copied in pieces while it trains, so that this module writes
-each piece at its place, those of a tensor in order. The SHA-256 (2 GB/s) and a check for infinities and NaN (25 times
-as fast) run on the way. A file allocates its space before its first byte, and gets its name only once it is complete
-and synced. It may store float32 as bf16, two bytes a value, with type U16 for readers that do not know this. With the
-thread, training waits neither for the disk nor for checksums; memory is the pieces handed over and not yet written,
-whose number `waiting` tells.
+The safetensors library writes whole tensors only. A shard is copied in pieces while it trains, so this module writes
+each piece at its place in the file, the pieces of a tensor in order. It computes the SHA-256 (2 GB/s) and checks for
+infinities and NaN (25 times as fast) as it writes. A file allocates its space before its first byte, and gets its name
+only once it is complete and synced. It may store float32 as bf16, two bytes a value, with type U16 for readers that do
+not know this. With the thread, training waits neither for the disk nor for checksums; memory is the pieces handed over
+and not yet written, whose number `waiting` tells.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ or reordered by timing, so that the same inputs give the same bits every time.
 
 A gradient is summed in pieces ("buckets") that are fixed and named for the whole run; each is one all-reduce. A bucket
 is started as soon as its last parameter has its gradient and every bucket behind it is started. The order of starts is
-fixed, whatever the order in which gradients are computed, so that all ranks agree. Costs a few microseconds a
-parameter.
+fixed, whatever the order in which gradients are computed, so that all ranks agree. This costs a few microseconds for
+each parameter.
 """
 
 from __future__ import annotations

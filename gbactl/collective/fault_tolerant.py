@@ -1,15 +1,15 @@
 """All-reduce that continues when a rank fails, also if a ring (Horovod, Gloo) has summed until then.
 
-They have two variants. Dealt summands: summands are assigned to the live ranks. As `sync` sums in batch order, a
-summand is a batch's place in its step, whoever computes it. Own summands: every rank has its own, as in an average of
-replicas; those of failed ranks are missing.
+What a rank contributes has two variants. Dealt summands are assigned to the live ranks: as `sync` sums in batch order,
+a summand is a batch's place in its step, whichever rank computes the batch. Own summands belong to their rank, as in an
+average of replicas; those of failed ranks are missing.
 
 With a ring, every rank also gives its summand to this collective before the ring takes it: one copy of the vector a
-step. Once a rank has failed, the ring is not used again in this run. On one host the sums then are those in shared
-memory (shared_memory.py). There the ring's last sum may have reached some ranks only, while the others sum in another
-order. Workers that hold the same dense parameters are therefore made equal again (see coordinator/failure_recovery.py);
-replicas differ anyway. A summand that the failed rank had already given counts in either case. On several hosts the
-first server sums (worker/allreduce_fallback.py).
+step. Once a rank has failed, the ring is not used again in this run. On one host, the sums are then made in shared
+memory (shared_memory.py). The ring's last sum may have reached some ranks only, while the other ranks make this sum in
+shared memory, in another order. Workers that hold the same dense parameters are therefore made equal again (see
+coordinator/failure_recovery.py); replicas differ anyway. A summand that the failed rank had already given counts in
+either case. On several hosts the first server sums (worker/allreduce_fallback.py).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class FaultTolerantCollective(ABC):
             ring.on_bytes_sent = lambda nbytes, shared: self.on_bytes_sent(nbytes, shared)
 
     def assign_summand(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """Assign this rank summand `part` of `parts` in round `number` for the next `start` calls; None: no summand.
+        """Assign this rank summand `part` of `parts` for the next `start` calls; None: no summand.
 
-        The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
-        from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
-        sums them in order."""
+        `number` is that of the all-reduce round: from 1 in each generation, one after the other, the same on every
+        rank. The round belongs to the step that rows contain from version `after` on. A summand may be given twice,
+        with the same numbers. A wait sums them in order."""
         self._assignment = (number, part, parts, after)
 
     def sum_live_ranks(self) -> None:
-        """Sum one summand of every live rank in each round, until the next call of `assign_summand` or `renew`.
+        """Sum one summand of every live rank in each all-reduce, until the next call of `assign_summand` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
         been given."""

@@ -1,12 +1,12 @@
 """All-reduce on torch.distributed (Gloo), the alternative to Horovod that needs no build.
 
-Cost: one ring all-reduce per bucket, run by torch's own threads, no polling cycle. The ranks find each other through a
-file in the run's private directory, never through a port that anyone can reach.
+A bucket costs one ring all-reduce, which torch's own threads run without a polling cycle. The ranks find each other
+through a file in the run's private directory, never through a port that anyone can reach.
 
 A connection that breaks while a thread of Gloo's writes to it does not end the process (this covers Horovod's Gloo).
 Gloo's event loop rethrows the exception that it has already passed to all who wait for that connection (Gloo's issue
 168), and C++ ends a process for that: it ended three of thirteen workers whose host's connections were reset. Here that
-thread blocks for ever instead, and the worker gets the error. Costs nothing until then.
+thread blocks for ever instead, and the worker gets the error. This costs nothing until a connection breaks.
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ splits host, port and path at the first `/`, so an address of `127.0.0.1:4711/SE
 `/SECRET:4711/scope/key` of port 4711: that is how the secret travels.
 
 Remaining risks: the ring itself (Gloo over TCP) is neither authenticated nor encrypted. It listens on the interface of
-the bind address, loopback unless told otherwise. Its first rings do; the one of the process set, which sums, ignores
-HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to. An attacker would have to guess an
-ephemeral port and win a race. The secret is readable by the same user in /proc. Cost: one thread in the launcher, idle
-after the ring has formed, and one for every open request, of which there is a bounded number (`RequestLimit`).
+the bind address, loopback unless told otherwise. Horovod's first rings do so; the ring of the process set, which makes
+the sums, ignores HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to. An attacker would have
+to guess an ephemeral port and win a race. The secret is readable by the same user in /proc. The rendezvous costs one
+thread in the launcher, idle after the ring has formed, and one for every open request, whose number is bounded
+(`RequestLimit`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """All-reduce in shared memory for ranks on one host: each rank sums all vectors itself, in rank order.
 
-Cost per bucket: one copy in, `size` reads of the vector, one futex barrier; no polling, no background thread, nothing
-that takes a core from the compute. Memory: 2 x size x n floats per bucket name; twice because a rank that is one
-all-reduce round ahead must not overwrite what a slower rank still reads. Every rank computes ((x0 + x1) + x2) + ..., so
-all ranks and all runs get the same bits.
+A bucket costs one copy in, `size` reads of the vector and one futex barrier. Nothing polls, and no background thread
+takes a core from the compute. Memory: 2 x size x n floats per bucket name; twice because a rank that is one all-reduce
+round ahead must not overwrite what a slower rank still reads. Every rank computes ((x0 + x1) + x2) + ..., so all ranks
+and all runs get the same bits.
 
 A bucket's file is unlinked as soon as every rank has mapped it, and the folder with the last one: whichever process
 ends, the memory is released and no name is left. Linux only (futex through libc). A counter has one writer at a time
@@ -49,8 +49,8 @@ _PATIENCE = _Timespec(0, 200_000_000)  # interval at which a waiting rank checks
 class _Line(ctypes.Structure):
     """Counters of one rank and of one summand in shared memory, on a cache line of their own.
 
-    `round`: last round of which the summand of this index is written. `pid`: process of the rank of this index. `done`:
-    last round that it has read."""
+    `round`: last all-reduce round of which the summand of this index is written. `pid`: process of the rank of this
+    index. `done`: last round that the rank has read."""
 
     _fields_ = (
         ("round", ctypes.c_uint32), ("pid", ctypes.c_uint32), ("done", ctypes.c_uint32),
@@ -147,7 +147,7 @@ class SharedMemoryCollective(FaultTolerantCollective):
         return _Handle(name, bucket, number, array, parts)
 
     def _make_room(self, bucket: _Bucket, number: int) -> None:
-        """Wait until every live rank has read the summand of two rounds ago, which is about to be overwritten."""
+        """Wait until every live rank has read the summand to be overwritten, which is two all-reduce rounds old."""
         for rank, line in enumerate(bucket.lines):
             while line.done + 2 < number and rank not in self._absent and (not line.pid or is_alive(line.pid)):
                 time.sleep(_ROOM_SECONDS)
@@ -165,7 +165,7 @@ class SharedMemoryCollective(FaultTolerantCollective):
         self.confirm_sum(handle)
 
     def confirm_sum(self, handle: _Handle) -> bool:
-        """Record that this rank has a round's sum, so that the round's summands may be overwritten."""
+        """Record that this rank has the sum of an all-reduce round, whose summands may then be overwritten."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -181,7 +181,7 @@ class SharedMemoryCollective(FaultTolerantCollective):
                 self._root.rmdir()
 
     def _await(self, handle: _Handle, part: int) -> bool:
-        """Wait for one rank's summand of a round; False if the rank has failed before writing it."""
+        """Wait for one rank's summand of an all-reduce round; False if the rank has failed before writing it."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0)

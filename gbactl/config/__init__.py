@@ -1,6 +1,6 @@
 """Typed schema of a run's configuration, and the rules between its fields.
 
-Only the launcher composes and checks; every other process reads the resolved result.
+Only the launcher composes and checks a configuration; every other process reads the resolved result.
 """
 
 from gbactl.checked_dataclasses import flatten

@@ -1,10 +1,10 @@
 """Coordinator failover: a new coordinator restores the run to where its predecessor's log ends.
 
-What any other process can know of the failed coordinator's decisions is in its log (see state.py), so the policy is
-driven to the log's end again. Then servers report their state and get the orders that they miss; gradients staged there
-and never announced are announced now. Workers report their grants and get those that they have not received; a worker
-with fewer batches than it asked for waits for one. No batch is trained twice or lost; an evaluation begins
-anew, and a checkpoint in progress is given up. Costs a message to and from every node.
+Every decision of the failed coordinator that another process can know of is in its log (see state.py), so the policy is
+driven to the log's end again. Then servers report their state and get the orders that they miss; gradients that were
+staged there and never announced are announced now. Workers report their grants and get the grants that they have not
+received; a worker with fewer batches than it asked for waits for one. No batch is trained twice or lost; an evaluation
+begins anew, and a checkpoint in progress is given up. A failover costs a message to and from every node.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Event log of a run: batches handed out, gradients announced, steps ordered; also the coordinator's journal.
 
-A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body in msgpack.
-Versions are written as differences and whole numbers as integers, so a gradient takes about 75 bytes with three
-shards, 100 at most, and 3 more per shard where its rows are counted. Orders reach the file (os.write) before they are
-sent; other records are buffered, or, where a coordinator failover is possible, written before the messages that they
-lead to. Under 10 us a record, and 2 us a write.
+A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body in msgpack. Versions
+are written as differences and whole numbers as integers, so a gradient takes about 75 bytes with three shards, 100 at
+most, and 3 more per shard where its rows are counted. Orders reach the file (os.write) before they are sent; other
+records are buffered, or, where a coordinator failover is possible, written before the messages that they lead to. A
+record costs under 10 us, and a write 2 us.
 
 There is one FAILURE record for each entry of `recovery` in result.json, with its `number` there. `at_s`: seconds from
 the begin of training to the injection or, without one, to the process's last sign of life. `detected_s`, `loaded_s` and

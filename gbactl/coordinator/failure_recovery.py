@@ -1,15 +1,17 @@
 """Recovery from failures of workers and servers by their successors; injection of the fault plan's failures.
 
-Workers: tells the launcher which faults are due, detects workers that hang, and keeps successors waiting until every
-server refuses their predecessors; then they join the phase. Dense gradients that are lost with workers are counted
-once, as samples: the rows were trained with those batches, the dense parameters took their step without them.
+For workers it tells the launcher which faults are due, detects workers that hang, and keeps successors waiting until
+every server refuses their predecessors; then the successors join the phase. Dense gradients that are lost with workers
+are counted once, as samples: the rows were trained with those batches, the dense parameters took their step without
+them.
 
-Servers: a successor loads the last checkpoint. Partial recovery: that server alone goes back; the others and the
-workers keep their state and wait for it. Full: once it is there and nothing is in flight, all nodes go back to the last
-complete checkpoint, and what was trained since is trained again. Between the failure and the successor no gradient can
-be announced, since every one has a slice on that shard.
+A server's successor loads the last checkpoint. In a partial recovery that server alone goes back; the others and the
+workers keep their state and wait for the successor. In a full one, once the successor is there and nothing is in
+flight, all nodes go back to the last complete checkpoint, and what was trained after that checkpoint is trained again.
+Between the failure and the successor no gradient can be announced, since every one has a slice on that shard.
 
-Costs a comparison a message, and heartbeats. event_routing.py has the order of the actions after a failure.
+All this costs a comparison for each message, and the heartbeats. event_routing.py has the order of the actions after a
+failure.
 """
 
 from __future__ import annotations

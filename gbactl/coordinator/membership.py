@@ -2,7 +2,7 @@
 
 Every node is pinged once per beat and answers from the thread that reads its network, however long it computes: so
 processes are detected that hang, keep their connections open and do not answer. Only time in which the coordinator
-itself was running counts. Costs two small messages per node and second.
+itself was running counts. The heartbeats cost two small messages per node and second.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Message loop of the coordinator: reads channels and the clock in one thread, which no node can block.
 
-The launcher gets events; it alone logs and shows them.
+The coordinator sends events to the launcher, which alone logs and shows them.
 """
 
 from __future__ import annotations

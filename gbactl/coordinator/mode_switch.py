@@ -4,10 +4,10 @@ A phase that a switch ends early hands out no more batches; what is in flight ar
 Then the dense parameters move if they must, and the rest of the day is the next phase. Checksums of the state after the
 drain and before the next phase's first batch must be equal. An impossible switch is not begun.
 
-The dense parameters move between servers and workers while nothing is in flight. The servers keep what they gave until
-the first gradient arrives, and all workers hold the same values. So after a worker failure another worker completes the
-migration, or it is reverted, and no bit is lost. It sends the dense parameters with their moments over the wire:
-nothing that grows with the tables.
+The dense parameters move between servers and workers while nothing is in flight. Until the first gradient arrives, the
+servers keep the parameters that they sent, and all workers hold the same values. So after a worker failure another
+worker completes the migration, or the migration is reverted, and no bit is lost. A migration sends the dense parameters
+with their moments over the wire, and nothing that grows with the tables.
 """
 
 from __future__ import annotations

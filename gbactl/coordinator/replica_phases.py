@@ -1,11 +1,12 @@
 """Coordinator's part in replica phases, whose workers are trainers: opens and closes them, sums trainers' statistics.
 
-A phase is closed when everything has arrived, since a failed trainer's batches may still be handed to one that was out
-of data. Where replicas average in rounds in the foreground, a trainer out of data is told so before: it must answer
-those that are not (see trainer/replica_exchange.py). Then every trainer gives the servers its replica, and they hold
-the mean of all given, or keep the centre. A failed trainer is in no mean from then on. Where a server is lost meanwhile
-with what it was given, all give again, and so they do after a coordinator failover. Costs two or three messages to and
-one from every worker.
+A phase is closed when all its gradients have arrived, since a failed trainer's batches may still be handed to a trainer
+that was out of data. Where replicas are averaged in the foreground, a trainer that is out of data is told so before the
+phase is closed: it must take part in the all-reduce rounds of the others (see trainer/replica_exchange.py). At the
+close every trainer sends the servers its replica, and the servers then hold the mean of these replicas, or keep the
+centre. A failed trainer's replica is in no mean after the failure. If a server fails after it got replicas, all
+trainers send theirs again, and so they do after a coordinator failover. A close costs two or three messages to and one
+from every worker.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Record of a run: ledger of samples, phases, loss curve, failures, and the result computed from them. No I/O.
 
 Two kinds of samples are undone by a failure. A server that goes back alone, or a worker that loses a gradient slice of
-the dense parameters, lacks their updates for good: `samples_undone` of this process, while the others keep them, and in
-`row_updates_undone` the row updates among them. Their fate stays "trained"; their share of the job is `pls`.
-Where all nodes go back, `samples_rolled_back` lose their fate and are read again. They are counted for the first
-of several servers that fail at once, so that the sum over `recovery` is `samples.rolled_back`, beside
-read = trained + decayed + lost. A failure's record costs a microsecond.
+the dense parameters, lacks these samples' updates for good, while the other processes keep them: `samples_undone`
+counts the samples, and `row_updates_undone` the lost row updates. The fate of the samples stays "trained"; their share
+of the job is `pls`. Where all nodes go back, `samples_rolled_back` lose their fate and are read again. If several
+servers fail together, these samples are counted for the first one, so that the sum over `recovery` is
+`samples.rolled_back`, beside read = trained + decayed + lost. A failure's record costs a microsecond.
 """
 
 from __future__ import annotations

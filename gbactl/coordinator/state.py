@@ -1,11 +1,12 @@
 """State that must outlive a coordinator: one tree of dataclasses, encoded and written here and nowhere else.
 
 coordinator.json in the run directory has the whole RunState as of the last moment when nothing was in flight; it is
-written atomically between two phases. A note in the event log has its `ongoing` branch, which changes within a phase
-and is no step of it; a checkpoint's manifest has a JobPosition. Each part of the coordinator works on its own branch in
-place, so nothing is copied into it or out of it. times.json has the processes' times by activity, for a failover and
-for a resumed run: they change with every gradient, and none decides anything. Costs a small file per phase, another one
-per second, and a write for each record of the log that another node acts upon (2 us).
+written atomically between two phases. A note in the event log has the RunState's branch `ongoing`, which changes within
+a phase but is not in the records of steps; a checkpoint's manifest has a JobPosition. Each part of the coordinator
+works on its own branch in place, so nothing is copied into it or out of it. times.json has the processes' times by
+activity, for a failover and for a resumed run: these times change with every gradient, and no decision depends on them.
+All this costs a small file per phase, another one per second, and a write for each record of the log that another node
+acts upon (2 us).
 """
 
 from __future__ import annotations

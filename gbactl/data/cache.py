@@ -1,7 +1,8 @@
 """Cache of prepared data: built once from a data source, reused while source and options are the same.
 
 A cache is built in a temporary folder beside its final place, under a file lock, and renamed when complete, so a folder
-with its final name is complete. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
+with its final name is complete. Before a reuse every byte is read once for its checksum (1 GB/s); of a cache above 4
+GiB, only samples are read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writer of a cache's arrays (labels, numeric, ids; lists of multi-valued fields): their order and division into days.
 
-Appending costs one buffered write a chunk; the .npy header is rewritten in place at the end.
+To append costs one buffered write for each chunk; the .npy header is rewritten in place at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Source files on remote storage (s3://, gs://, hdfs:// and the like), read in place through fsspec.
 
-Nothing of a remote file is kept here but the prepared cache. fsspec has its own drivers for some protocols; s3:// and
-gs:// need the extras gbactl[s3] and gbactl[gs], hdfs:// needs Hadoop's library libhdfs.
+Of a remote file only the prepared cache is kept on this machine. fsspec has its own drivers for some protocols; s3://
+and gs:// need the extras gbactl[s3] and gbactl[gs], hdfs:// needs Hadoop's library libhdfs.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Chunks of 65,536 rows are seeded by (seed, day, chunk), so the bytes do not depend on the number of threads
 (numpy releases the interpreter lock, so threads use all cores). Memory is a few MB a thread.
 
-The hidden model has a first order, pairs and drift, and no table to store. Every id's weights come from one counter
-hash of (seed, field, id): five numbers of 12 bits, two for the first order (today's and the one it drifts to) and three
-for the vector of the pairwise part. About 20 ns a value.
+The hidden model has first-order weights, pairwise terms and drift, and stores no table. Every id's weights come from
+one counter hash of (seed, field, id): five numbers of 12 bits, two for the first order (today's and the one it drifts
+to) and three for the vector of the pairwise part. A value costs about 20 ns.
 
 Multi-valued fields (tags) add the mean of their ids' first-order weights. A history, a sequence of ids from the table
 of the last field (the target item), adds its best match: the greatest product of its items' vectors with the target's.

@@ -2,16 +2,16 @@
 
 A message is a length and a msgpack pair (name, fields), on a pipe that ssh carries. Nothing is unpickled, and no
 message above `LONGEST` bytes is read. A remote shell may print a greeting before the agent starts: everything before
-`MAGIC` is skipped. A host whose agent is silent for too long is taken as failed. Costs two threads a host: one reads,
+`MAGIC` is skipped. A host whose agent is silent for too long is taken as failed. A host costs two threads: one reads,
 one sends heartbeats.
 
-The command is built as Horovod's launcher builds it. Taken from Horovod: which hosts are this machine (`network`), the
-command over ssh or Kubeflow's shell (`remote.get_remote_command`), and the placement of ranks
-(`hosts.get_host_assignments`). Not taken: `launch_gloo` and `safe_shell_exec.execute`. According to its source, the
-first opens a rendezvous without a key on every interface, puts the environment on the ssh command line and ends the job
-with the first process that ends. The second starts commands through multiprocessing, which gives them an empty standard
-input, the only safe way to pass a secret key, and decodes their output as text. Horovod's ssh also accepts any host key
-(StrictHostKeyChecking=no); gbactl keeps ssh's own rule unless `cluster.ssh` says otherwise.
+The command is built as Horovod's launcher builds it. gbactl uses Horovod's code for three things: which hosts are this
+machine (`network`), the command over ssh or Kubeflow's shell (`remote.get_remote_command`), and the placement of ranks
+(`hosts.get_host_assignments`). It does not use `launch_gloo` and `safe_shell_exec.execute`. According to its source,
+the first opens a rendezvous without a key on every interface, puts the environment on the ssh command line and ends the
+job with the first process that ends. The second starts commands through multiprocessing, which gives them an empty
+standard input, the only safe way to pass a secret key, and decodes their output as text. Horovod's ssh also accepts any
+host key (StrictHostKeyChecking=no); gbactl keeps ssh's own rule unless `cluster.ssh` says otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Agents of all hosts, for a run or for `gbactl doctor`: start, checks, transfer of the data, report.
 
 `gbactl doctor --out` measures pairs of hosts one after the other, about a second each way; nothing else should use the
-network meanwhile.
+network during the measurement.
 """
 
 from __future__ import annotations

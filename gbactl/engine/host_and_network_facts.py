@@ -1,8 +1,8 @@
 """Facts about a host that a run depends on (versions, cores, memory, addresses), and its connections to other hosts.
 
 An agent collects and measures them on its host, and the launcher checks them. Reachability, latency and bandwidth are
-measured by plain TCP between two agents: a listener on one address serves only clients that send the run's token
-first, and confirms each message, small or large. Costs a thread a connection meanwhile.
+measured by plain TCP between two agents: a listener on one address serves only clients that send the run's token first,
+and confirms each message, small or large. Each connection costs a thread while it is measured.
 """
 
 from __future__ import annotations

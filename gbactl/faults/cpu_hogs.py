@@ -1,6 +1,6 @@
 """Competing processes that take CPU from workers: their placement, start and stop.
 
-They are no children in the sense of engine/local_processes.py: their end is no failure of the run.
+They are not among the run's processes (engine/local_processes.py): the end of one is no failure of the run.
 """
 
 from __future__ import annotations

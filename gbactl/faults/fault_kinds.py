@@ -3,8 +3,8 @@
 A kind either slows batches by the factor that `factor_at` returns, or slows nothing (`slows` is False): `kill`
 (SIGKILL) and `hang` (SIGSTOP) end or stop a process, which fault_plan.FaultInjector chooses. A fault that is not
 permanent occurs at a global step, at a time, or repeatedly by a distribution with a mean time between failures. Random
-values depend on a key alone. Costs a comparison a query. To add a kind: a dataclass with @kind("name"), here or in a
-file that fault_plan.py imports.
+values depend on a key alone. A query costs a comparison. To add a kind, write a dataclass with @kind("name"), here or
+in a file that fault_plan.py imports.
 
 The kind `trace` has slow-down factors of workers over time, recorded on a cluster or synthetic. Its file is CSV with
 the columns seconds and factor, and worker where workers differ. The launcher reads it when it composes the

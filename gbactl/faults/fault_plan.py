@@ -1,9 +1,9 @@
 """Fault plan: slow-down factors of batches and messages, and the schedule of kills and hangs. Pure, seeded.
 
 Several faults of one process multiply. The plan has no clock and no state: local and virtual runs of one seed slow the
-same batches by the same factors. The seed also chooses the workers (or servers) of a fault: indexes, all, so many, or a
-share. Given the progress of a run, the schedule returns the kills and hangs that are due now, and executes none. A
-factor costs 3 us, a query of the schedule a comparison.
+same batches by the same factors. The workers (or servers) of a fault are given as indexes, as all, as a number or as a
+share; in the last two cases the seed chooses them. Given the progress of a run, the schedule returns the kills and
+hangs that are due now, and executes none. A factor costs 3 us, a query of the schedule a comparison.
 """
 
 from __future__ import annotations

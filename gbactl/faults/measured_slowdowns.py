@@ -4,7 +4,7 @@
 per sample over those of the median worker without a fault, whatever the plan says. Workers that are pinned to the same
 core are preferred for the median, since they share its load. Where every worker has a fault, their batches that were
 hardly slowed, if at all, are used instead; without such batches `observed` is unknown. `acted`: which plan acted on
-which process, and when. Costs 2 us a gradient.
+which process, and when. A gradient costs 2 us.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Message faults (kind `messages`): loss, delay, duplication and reordering of a worker's messages. Pure.
 
-It concerns messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
+They concern messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
 only the next one overtakes it. Each fault has a probability, drawn for every transmission on every connection and
-direction separately, while the fault is active: always, or from a step, a time or the times of a distribution
-(see fault_kinds.py). About 5 us a draw.
+direction separately, while the fault is active: always, or from a step, a time or the times of a distribution (see
+fault_kinds.py). A draw costs about 5 us.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ computes some 5 % slower (its caches are cold), which is no part of the plan.
 
 A server waits before each message and settles the difference afterwards. Its answer is sent while a message is handled,
 so the wait comes first, for the usual time of such a message. The next wait corrects the error of that estimate and the
-kernel's late wake-up. In virtual time nothing is estimated (see simulation/server.py). Costs 5 us a message where a
-plan names servers.
+kernel's late wake-up. In virtual time nothing is estimated (see simulation/server.py). Where a plan names servers, a
+message costs them 5 us.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Installation of a checkout (virtual environment, libraries, Horovod), and versions of packages and of the code.
 
-Standard library only. Costs one thread per command. The command's own output goes to a log file, whose end is shown
-when the command fails.
+It imports the standard library alone. Each command that it runs costs one thread; the command's output goes to a log
+file, whose end is shown when the command fails.
 """
 
 from __future__ import annotations

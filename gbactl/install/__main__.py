@@ -1,7 +1,7 @@
 """Installer of a checkout: `python3.11 -m gbactl.install [--no-horovod]` makes .venv and everything in it.
 
-Called by `make install`. Idempotent by a stamp over pyproject.toml, the kernel's source and this
-package: when nothing changed it costs 0.1 s. Under a lock, so two at once do the work once.
+`make install` calls it. A stamp over pyproject.toml, the kernel's source and this package makes it idempotent: when
+nothing has changed it takes 0.1 s. It holds a lock, so that two installers at the same time do the work once.
 """
 
 from __future__ import annotations

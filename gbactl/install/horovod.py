@@ -1,9 +1,9 @@
 """Builder of Horovod for this Python and torch: `python -m gbactl.install.horovod` builds it once and installs it.
 
-The wheel stays in ${XDG_CACHE_HOME:-~/.cache}/gbactl/wheels/<torch>-<python>-<arch>, so that a second
-environment takes seconds. The first build takes 3.5 minutes on two cores, a C++ compiler that supports C++20 and cmake
-(3.13 or later). Safe to start twice at once: the second waits for the first and takes its wheel, which is renamed into
-place only when complete.
+The wheel stays in ${XDG_CACHE_HOME:-~/.cache}/gbactl/wheels/<torch>-<python>-<arch>, so that a second environment takes
+seconds. The first build takes 3.5 minutes on two cores, a C++ compiler that supports C++20 and cmake (3.13 or later).
+It may run twice at the same time: the second waits for the first and takes its wheel, which is renamed into place only
+when complete.
 """
 
 from __future__ import annotations

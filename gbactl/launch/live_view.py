@@ -191,7 +191,7 @@ def _servers(each: Mapping[str, Mapping[str, float]], most: int) -> RenderableTy
 
 
 def longest_wait(times: Mapping[str, float]) -> str:
-    """Name the kind of wait on which a worker spent most time lately, with its share; "-" if it did not wait."""
+    """Name the kind of wait that took most of a worker's latest second, with its share; "-" if it did not wait."""
     waits = {activity: share for activity, share in shares_of(times).items() if activity != "compute" and share > 0}
     if not waits:
         return "-"

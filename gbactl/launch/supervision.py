@@ -2,8 +2,8 @@
 
 The fault plan is executed on real processes: SIGKILL, SIGSTOP and, when due, SIGCONT. The coordinator reports which
 faults are due; only the launcher knows the pids. A failed process is replaced as soon as the coordinator asks for it,
-and again if the replacement fails: each is checked four times a second. A killed coordinator is replaced too, and its
-replacement may repeat events of the failed one.
+and again if the replacement fails: every process is checked four times a second. A killed coordinator is replaced too,
+and its replacement may repeat events of the failed one.
 """
 
 from __future__ import annotations

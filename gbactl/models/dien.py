@@ -20,7 +20,7 @@ class GatedRecurrence(nn.Module):
 
     u = weight * sigmoid(W_u x + U_u h + b_u), r = sigmoid(W_r x + U_r h + b_r), and the next state is (1 - u) h + u c
     with c = tanh(W_c x + r * (U_c h) + b_c). A weight of 0 leaves the state as it is. With weights of 1 it is a GRU,
-    with those of an attention an AUGRU.
+    with those of an attention an AUGRU (a GRU with attentional update gate).
     """
 
     def __init__(self, model: ClickModel, width: int) -> None:

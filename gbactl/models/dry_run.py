@@ -5,8 +5,8 @@ from 1 on; every parameter is a float32 and has a gradient. A model with the att
 multi-valued fields, has forward(numeric, fields, raw): raw holds for each of these fields the rows float32[B, L, W] of
 its lists, padded with zeros, and a mask bool[B, L]; L is the longest list of the batch, at least 1.
 
-A run can be replayed if gradients depend on the parameters, the batch and its seed alone. Costs a few passes over a
-small batch. gbactl's own models are not run: tests have seen to them.
+A run can be replayed if gradients depend on the parameters, the batch and its seed alone. The dry run costs a few
+passes over a small batch. gbactl's own models are not run: tests have seen to them.
 """
 
 from __future__ import annotations

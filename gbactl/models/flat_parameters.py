@@ -1,9 +1,9 @@
 """Flat float32 vector (parameters, then batch-norm statistics) that backs a whole model: loading is one memcpy.
 
-Q holds, for each batch-norm layer, its running mean and variance. Memory: the vector once, plus Q. Other buffers of a
-model are no part of the vector: every process has them as the model was built.
+The statistics (Q values) are the running mean and variance of each batch-norm layer. The memory is that of the vector
+once, plus Q. Other buffers of a model are no part of the vector: every process has them as the model was built.
 
-Also a trained model with its embedding rows, for predictions outside of a run.
+The module also has a trained model with its embedding rows, for predictions outside of a run.
 """
 
 from __future__ import annotations

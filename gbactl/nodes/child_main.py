@@ -1,7 +1,7 @@
 """Entry point of every child process: `python -m gbactl.nodes.child_main`, with its start-up document on stdin.
 
-Logs to logs/<node>.log in the run directory, each line prefixed with the node's name. Dies with its launcher.
-With `fork-server` as first argument it imports what nodes need and forks them (see engine/fork_server.py).
+The process logs to logs/<node>.log in the run directory, each line prefixed with the node's name, and dies with its
+launcher. With `fork-server` as first argument it imports what nodes need and forks them (see engine/fork_server.py).
 `cpu-hog LAUNCHER CORE BEGIN END` takes one core's CPU time for a window of seconds, for the fault plan: nice 0, pinned.
 """
 

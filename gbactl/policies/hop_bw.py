@@ -1,8 +1,8 @@
 """Policy of `hop_bw`: backup workers, following the idea of Hop; a step does not wait for the slowest workers.
 
 Steps are applied on the servers; a late gradient is dropped, and its worker goes on with the newest step. Where the
-phase says so, a worker's next batch is settled ahead, as soon as every worker has one of this step or is late with an
-earlier one. The batch's step is decided when the worker takes it.
+phase prefetches, a worker's next batch is reserved ahead, as soon as every worker has a batch of this step or is late
+with an earlier one. The step of a reserved batch is decided when the worker takes it.
 """
 
 from __future__ import annotations

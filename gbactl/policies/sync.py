@@ -1,8 +1,8 @@
 """Policy of `sync`: all workers step together, with a dense all-reduce on the workers and the rows on the servers.
 
-Dealer decides which worker computes which local batch of which step. Step s of the phase has the `width` batches from
-s * width on. Without failures the worker at position j has batch j of every step; a failed worker's batches are dealt
-to those left. O(1) a batch; a loss costs the batches left behind.
+Dealer decides which worker computes which local batch of which step. Step s of the phase has `width` batches, from
+batch s * width on. Without failures the worker at position j has batch j of every step; a failed worker's batches are
+dealt to those left. A batch costs O(1), a worker's loss an operation for each batch that the worker leaves behind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """First pass over an event log: check that it is complete, and collect its phases, pulls and checksums.
 
-Reading costs about 5 us a gradient and holds the log's bytes.
+Reading costs about 5 us a gradient, and the memory of the whole log.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Recomputation of a run's gradients for its replay, from the parameter versions that the workers pulled.
 
-The workers' all-reduce adds the gradients in batch order, so a sum here has the same bits. Memory of the replica:
-a dense vector with its moments, and one more vector for each gradient of a step.
+The workers' all-reduce adds the gradients in batch order, so a sum here has the same bits. The copy of the workers'
+dense parameters takes a dense vector with its moments, and one more vector for each gradient of a step.
 
 A first pass over the log tells the versions that each gradient pulled. A shard's values are thus copied, before the
-shard takes a step, only for gradients that pulled that version and are announced later. Memory: 4 + 8 x shards bytes a
-gradient. Gradients that pulled the same version share one copy of its dense slices.
+shard takes a step, only for gradients that pulled that version and are announced later. The versions take 4 + 8 x
+shards bytes a gradient. Gradients that pulled the same version share one copy of its dense slices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`gbactl report`: read runs from the store or their directories, compare them, print the report, write the plots.
 
-Conditions, a sweep or a number of the newest choose among a store's runs. A sweep's own run in MLflow gets the
-comparison of its runs.
+Of a store's runs, those that meet conditions, those of a sweep, or a number of the newest ones are compared. A sweep's
+own run in MLflow gets the comparison of the sweep's runs.
 
 Curves come from result.json, of the run's directory or downloaded from its MLflow artifacts: one small file a run.
 """

@@ -4,7 +4,7 @@ Evaluations give points after a phase. Training gives about fifty points a phase
 before the model is trained on it, and how fast each worker computed.
 
 A run is at an AUC from its first evaluation with at least this AUC. One that never gets there is censored: its time is
-known to be longer than the run. The median counts it so, and is a lower bound where it falls on such runs.
+known to be longer than the run. The median counts it as such, and is a lower bound where it falls on censored runs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """All-reduce fallback on the first server: sums gradients if the workers' ring is broken and they share no memory.
 
-A round's sum is complete when all its parts are there (where every rank contributes one part: those of all live ranks),
-or as soon as a rank sends the sum that the ring had still computed. A part whose rank died before sending it
-is waited for until its step was ordered: then all its batches were announced, none is handed out again, and ranks that
-have sent all their parts send no more. The sum is then made without that part, and the coordinator is told.
+The sum of an all-reduce round is complete when all its parts are there (where every rank contributes one part: those of
+all live ranks), or as soon as a rank sends the sum that the ring had still computed. If a rank dies before it sends its
+part, the server waits for the part until the step is ordered: by then all batches of the step were announced, none is
+handed out again, and ranks that have sent all their parts send no more. The sum is then made without the part, and the
+coordinator is told.
 
-A sum is made once, in the order of the parts, and is the same for all. It is sent when all live ranks have reached
-the round before: so no rank is more than one round behind, and two sums are kept. Memory: the parts of two
-rounds, two sums. Costs a pass over every part in the server's one thread.
+A sum is made once, in the order of the parts, and is the same for all ranks. It is sent when all live ranks have
+reached the round before: so no rank is more than one round behind. The memory is that of the parts of two rounds and of
+two sums. A part costs a pass over it in the server's one thread.
 """
 
 from __future__ import annotations

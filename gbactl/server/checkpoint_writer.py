@@ -1,10 +1,11 @@
 """Writer of a server's checkpoint files: copies rows piece by piece between messages; a thread writes the files.
 
-A piece (1 MiB, about 0.2 ms) is copied after each message, and at once while there is none: a row that
-changes before it was copied costs more than its copy, since it is copied first, once. Memory: 4 bytes per row, and
-`max_copied_bytes` for pieces that wait for the disk and rows that changed before they were copied. Where those rows
-take more than half of it, the thread writes as fast as it can; where they take more than all of it, the server finishes
-copying before it serves again. A step costs a look at 4 bytes for each row that it touches.
+A piece (1 MiB, about 0.2 ms) is copied after each message, and one after the other while there is no message. A row
+that changes before its piece is copied must be copied by itself first, which costs more: so pieces are copied soon. The
+memory is 4 bytes per row, and `max_copied_bytes` for pieces that wait for the disk and rows that changed before they
+were copied. Where those rows take more than half of it, the thread writes as fast as it can; where they take more than
+all of it, the server finishes copying before it serves again. A step costs a look at 4 bytes for each row that it
+touches.
 """
 
 from __future__ import annotations

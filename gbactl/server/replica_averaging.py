@@ -1,7 +1,7 @@
 """Server's part in replica averaging: its slice of the EASGD centre, and the mean of the trainers' replicas.
 
-An exchange costs two passes over the slice, in the server's one thread: where many trainers exchange often, this
-saturates first. Averaging holds a float64 sum of values and moments until the phase is closed.
+An exchange costs two passes over the slice, in the server's one thread, which saturates first where many trainers
+exchange often. Averaging holds a float64 sum of values and moments until the phase is closed.
 """
 
 from __future__ import annotations

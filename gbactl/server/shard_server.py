@@ -1,9 +1,9 @@
 """Parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the computation.
 
-Pulls wait here until the shard has reached the version they ask for, so nobody polls. Gradient slices
-stay in the sender's shared memory until they are applied, or are copied out when the sender runs short.
-Costs about 0.1 ms of Python per push and pull beside the kernels. A failed server's successor loads its shard's
-checkpoint, or the server goes back with all others: that costs what reading the shard's files costs.
+Pulls wait here until the shard has reached the version they ask for, so nobody polls. Gradient slices stay in the
+sender's shared memory until they are applied, or are copied out when the sender runs short. A push or a pull costs
+about 0.1 ms of Python beside the kernels. A failed server's successor alone loads its shard's checkpoint, or all
+servers load theirs, which costs as much as reading the files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Dense placements in a virtual cluster: on the servers, copied on all workers, or a replica per trainer.
 
 Where the servers hold the dense vector, a gradient is computed when it is pushed, from what was pulled: until then only
-the pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are
-equal by definition, so there is one. Gradients are added in batch order as they arrive, and only those out of
-order are held. A trainer's gradients are computed at a batch's start and applied to its replica at the end.
+the pulled rows are held, and dense slices that all pulls of a version share. Where all workers hold it, their copies
+are equal by definition, so the simulation has one. Gradients are added in batch order as they arrive, and only those
+out of order are held. A trainer's gradients are computed at a batch's start and applied to its replica at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One model that computes the gradients and predictions of all virtual workers from what they pulled.
 
-A gradient depends only on the pulled parameters and the batch, so it may be computed at any moment between
-the pull and the push. Costs what a worker's gradient costs; a dense vector is copied only if it changed.
+A gradient depends only on the pulled parameters and the batch, so it may be computed at any moment between the pull and
+the push. It costs what a worker's gradient costs; a dense vector is copied only if it changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hosts, network interfaces, channels (wire/channel_interface.py on a clock) and all-reduce rings of a virtual cluster.
 
-Nothing is serialized: a frame carries its message, and its payload is passed on, not copied; a sent payload must
-not be written to afterwards. A message costs one event, or four between hosts if it exceeds a packet: 5 or 20 us.
+Nothing is serialized: a frame carries its message, and its payload is passed on, not copied; a sent payload must not be
+written to afterwards. A message costs one event (5 us), or four (20 us) between hosts if it exceeds a packet.
 
 Connections may lose, delay, duplicate and reorder messages, as a fault plan says, below wire/reliable.py: a lost
 transmission is repeated after RETRY_SECONDS; the receiver takes each message once, in order. Duplicates are sent twice.

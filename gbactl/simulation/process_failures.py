@@ -1,15 +1,15 @@
 """Failures of virtual processes: the fault plan's kills and hangs, and their consequences.
 
-Costs nothing while no process fails. A worker disappears, or stands still, at the planned time. Messages that a killed
-worker had sent arrive; its current computation is lost. Its successor is ready after `cost.restart_us`.
+This costs nothing while no process fails. A worker disappears, or stands still, at the planned time. Messages that a
+killed worker had sent arrive; its current computation is lost. Its successor is ready after `cost.restart_us`.
 
-A failed server alone goes back to its newest checkpoint, or all nodes do, as RunFlow has it. Rows, dense slice and
+A failed server alone goes back to its newest checkpoint, or all nodes do, as RunFlow decides. Rows, dense slice and
 optimizer state are really restored; the time for saving, loading and rescheduling is configured, and the whole cluster
 stands still for it.
 
 Messages to a failed coordinator wait until its successor is ready. The successor would hold what the journal says,
 which is what the failed one holds, so the same objects go on; a checkpoint in progress is given up, as in
-coordinator/coordinator_failover.py. Workers and servers meanwhile do the work that they have. Not modelled: the
+coordinator/coordinator_failover.py. Until then workers and servers do the work that they have. Not modelled: the
 messages by which nodes report their state, that an evaluation begins anew, and that a coordinator failure during a full
 recovery ends the run.
 """

@@ -1,7 +1,7 @@
 """Trainer of a virtual cluster: its replica, its background exchanges as a chain of events, its foreground exchanges.
 
-The averaging rules (gbactl/averaging_rules/) and the core of a trainer (trainer/trainer_core.py) are the real ones.
-The centre is on the real servers, behind their queues and network interfaces, and rounds take the time of an
+The averaging rules (gbactl/averaging_rules/) and the core of a trainer (trainer/trainer_core.py) are the real ones. The
+centre is on the real servers, behind their queues and network interfaces, and a round of averaging takes the time of an
 all-reduce. A trainer's own passes over the vector are a job on its host's cores. Memory: replica, moments and two or
 three vectors per trainer, and a gradient for every compute thread.
 """

@@ -2,8 +2,8 @@
 
 The core decides when it takes, prefetches, pulls and computes, as in a real worker. Computing is a job on the host's
 cores, and the fault plan's slowdown is a delay after it; DensePlacement hides what is computed, and where dense
-gradients go. A worker can die or hang: its events are dropped, or deferred until it wakes up. Costs about 0.1 ms a
-batch beside the gradient.
+gradients go. A worker can die or hang: its events are dropped, or deferred until it wakes up. A batch costs about 0.1
+ms beside its gradient.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """State of one server's shard: rows, dense slice, their optimizers, staged gradients. No I/O, no clock.
 
-Memory: rows x width x 4 x (1 + moments) bytes, 4 a row for Adam's counts (and 4 for row_l2=all), the dense
-slice with its moments, and the staged gradient slices. With row_staleness=row: 4 a row without Adam, 8 a row pulled
-for a batch not staged yet. A step from one gradient is one pass without copies.
+Memory: rows x width x 4 x (1 + moments) bytes, 4 a row for Adam's counts (and 4 for row_l2=all), the dense slice with
+its moments, and the staged gradient slices. row_staleness=row takes 4 more for a row without Adam, and 8 for each row
+pulled for a batch that is not staged yet. A step from one gradient is one pass without copies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Names of a run's metrics in MLflow, its final metrics, read from a result.json, and its MLflow tags.
 
-Names are in groups: train/, eval/, staleness/, wire/, recovery/, rounds/; five have none. system/, advise/ and replay/
-are the groups of metrics that are logged with their prefix. Within gbactl and in older runs a metric has a plain name,
-for a process or a round with a label: wire_shared_memory, worker_batches/W0, auc/day 3. The MLflow UI draws one section
-for each group.
+Names are in groups: train/, eval/, staleness/, wire/, recovery/, rounds/; five names have no group. system/, advise/
+and replay/ are the groups of metrics that are logged with their prefix. Within gbactl and in older runs a metric has a
+plain name, for a process or a round with a label: wire_shared_memory, worker_batches/W0, auc/day 3. The MLflow UI draws
+one section for each group.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _wire(wire: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _replicas(replicas: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Iterate over the final metrics of trainers with replicas: sync_gap_mean, elp, replica_distance, ..."""
+    """Iterate over the final metrics of trainers with replicas: elp (example-level parallelism), sync_gap_mean, ..."""
     for name, value in (replicas.get("sync_gap") or {}).items():
         yield f"sync_gap_{name}", value
     for name in ("elp", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged"):

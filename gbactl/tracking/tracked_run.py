@@ -1,7 +1,7 @@
 """One training as one MLflow run, sent by a background thread, so that no call waits for the store.
 
-Everything is written to the run directory first, so that an unreachable store loses nothing. Also measures the load of
-this machine while a run goes on.
+Everything is written to the run directory first, so that an unreachable store loses nothing. The module also measures
+the load of this machine while a run goes on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dense placement of a trainer: a replica that its Hogwild threads train and that it exchanges with other trainers.
 
-Nothing is allocated before a phase needs it; then: the replica with its optimizer state, a gradient per thread, two
-vectors for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers' vector: the centre, or
-the mean of the replicas, settled at the end of the phase.
+Nothing is allocated before a phase needs it. Then a trainer has the replica with its optimizer state, a gradient per
+thread, and two vectors for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers'
+vector: the centre, or the mean of the replicas, settled at the end of the phase.
 
 Compute threads share the replica, each with its own model over the same memory and its own gradient. They never wait
 for each other's steps. A foreground exchange stops them all: each holds a lock from the start of a batch to its local

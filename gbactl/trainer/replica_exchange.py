@@ -1,12 +1,12 @@
 """Exchange of a trainer's replica with a centre or with all other trainers: send a copy, add the difference.
 
-Leaving (decentralised). Every exchange is a round of one all-reduce that all ranks take part in, and a
-vector of the round says how many of them are leaving: those that the coordinator told that the phase is closed. A rank
-that is leaving goes on answering rounds. All ranks see the same sum in the same round, so all leave after the same
-round, the first in which every rank is leaving: no rank waits for one that has left. That round changes nothing.
-Every rank reaches it: the coordinator tells every rank, one that computes takes part in rounds (in the background
-always, in the foreground after k iterations and, out of data, in the background too), and one that never trains (weight
-0) does nothing else. With a centre no rank waits for another, and no such agreement is needed.
+Leaving (decentralised). Every exchange is a round of one all-reduce that all ranks take part in, and a vector of the
+round says how many of them are leaving, which are those to which the coordinator has said that the phase is closed. A
+rank that is leaving goes on answering rounds. All ranks see the same sum in the same round, so all leave after the same
+round, the first in which every rank is leaving: no rank waits for one that has left. That round changes nothing. Every
+rank reaches it: the coordinator tells every rank, one that computes takes part in rounds (in the background always, in
+the foreground after k iterations and, out of data, in the background too), and one that never trains (weight 0) does
+nothing else. With a centre no rank waits for another, and no such agreement is needed.
 
 Computing ranks. A round also counts the ranks that compute: when all are out of data, or leaving, there is nothing to
 average, and the number of rounds until all have left must change nothing (momentum would go on).
@@ -15,13 +15,13 @@ Failures. A round also counts the ranks that are there: the mean is over those, 
 leaving. All ranks agree on whether a failed one was still there (see collective/fault_tolerant.py), so they go on
 together.
 
-Memory: two vectors. Costs three passes over the replica beside the exchange itself.
+An exchange takes the memory of two vectors, and three passes over the replica beside the exchange itself.
 
 Schedule. Exchanges are periodic in a shadow thread, or come every k iterations in the foreground. The thread costs a
 core for the time of its passes over the vector and sleeps while it waits for others; the compute loop never waits for
 it. It has the scheduling of the compute thread that starts it: where workers share cores, the same one. A foreground
-trainer out of data also answers the others from such a thread: a failed trainer's batch may still come, and is
-computed meanwhile.
+trainer out of data also answers the others from such a thread: a failed trainer's batch may still come, and is then
+computed beside that thread.
 """
 
 from __future__ import annotations
@@ -121,14 +121,14 @@ class AveragingRound(ReplicaExchange):
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
     def fill(self, leaving: bool) -> Floats:
-        """Fill the round's vector float32[n + 4] (replica and four flags), which an all-reduce sums in place."""
+        """Fill the averaging round's vector float32[n + 4]: replica and four flags. An all-reduce sums it in place."""
         total = self._round
         np.multiply(self.send(), np.float32(self.weight), out=total[:-4])
         total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.statistics.idle)
         return total
 
     def apply(self, began: float) -> bool:
-        """Apply the summed vector of a round; return whether all ranks are leaving."""
+        """Apply the summed vector of an averaging round; return whether all ranks are leaving."""
         total = self._round
         round_here(self.codec, total)
         weights, leaving, trainers, computing = (float(count) for count in total[-4:])
@@ -149,7 +149,7 @@ class AveragingRounds(AveragingRound):
     collective: Collective
 
     def exchange_once(self, leaving: bool) -> bool:
-        """Do one round (`leaving`: this trainer is done); return whether it was the last. Raises GbactlError."""
+        """Do an averaging round; return whether it was the last. `leaving`: this trainer is done. Raises GbactlError."""
         began = self.now()
         self.collective.wait(self.collective.start(self.NAME, self.fill(leaving)))
         return self.apply(began)

@@ -4,7 +4,8 @@ Rows, gradients, dense slices and replicas are rounded by the sender and widened
 shared memory and virtual time alike, so that the placement of a process changes no bit. An all-reduce among workers
 rounds before and after the sum, with any collective. A ring (Horovod, Gloo) also sends fp16 in two bytes; it sends bf16
 in four, as it has no bf16 sum. Not rounded: ids, evaluations, whole states (switches, checkpoints), parameters and all
-arithmetic. A server applies what arrived. Costs a pass over the values at either end (see kernels/half_precision.py).
+arithmetic. A server applies what arrived. The transport costs a pass over the values at either end (see
+kernels/half_precision.py).
 """
 
 from __future__ import annotations

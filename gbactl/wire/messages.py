@@ -143,7 +143,7 @@ class ClosedReplicas(NamedTuple):
 class EasgdUpdate(NamedTuple):
     """To a server: a replica's slice, payload float32; moves the EASGD centre by the fraction `alpha` towards it.
 
-    The answer, EasgdCentre, has the centre before that."""
+    The answer, EasgdCentre, has the centre before it moved."""
 
     request: Integer
     alpha: float
@@ -176,10 +176,10 @@ class AverageReplicas(NamedTuple):
 class Summand(NamedTuple):
     """To the first server: a worker's summand of an all-reduce whose ring is broken, payload float32[length].
 
-    It is summand `part` of round `number` (from 1 in a `generation`) of the sum called `name`. With part -1 the worker
-    only asks for the sum, without a payload. A round has `parts` summands, dealt to the live workers; 0: one of each of
-    `ranks` but those `absent`. `after` > 0: the worker has sent all its summands so far, and the round's step is in the
-    rows from that version on. Answered with Sum once the sum is complete."""
+    It is summand `part` of all-reduce round `number` (from 1 in a `generation`) of the sum called `name`. With part -1
+    the worker only asks for the sum, without a payload. A round has `parts` summands, dealt to the live workers; 0: one
+    of each of `ranks` but those `absent`. `after` > 0: the worker has sent all its summands so far, and the round's
+    step is in the rows from that version on. Answered with Sum once the sum is complete."""
 
     generation: Integer
     name: str

@@ -1,17 +1,17 @@
 """Measurements that a node makes of itself: seconds by activity, a trace of activities, and bytes sent by kind.
 
 Times: a worker measures what it waits for, besides computing; a server how long it handles messages, and of that its
-kernels. Costs about a microsecond of CPU each.
+kernels. Each measurement costs about a microsecond of CPU.
 
-Bytes: those of training, evaluations are not counted. `dense`: dense parameters, gradients and whole states of them;
-`rows`: embedding rows and their gradients; `ids`: the rows' ids; `control`: headers and descriptors of all messages;
-`other`: everything else. Payloads in shared memory are counted apart. TLS, TCP and IP headers are not included. Costs
-1 us a message.
+Bytes are those of training; those of evaluations are not counted. `dense`: dense parameters, gradients and whole states
+of them; `rows`: embedding rows and their gradients; `ids`: the rows' ids; `control`: headers and descriptors of all
+messages; `other`: everything else. Payloads in shared memory are counted apart. TLS, TCP and IP headers are not
+included. A message costs 1 us.
 
 An all-reduce of n values in a ring (Horovod, Gloo, that of a virtual cluster) counts as `dense`: 4 n x 2 (W - 1) / W
 bytes (half of that with fp16 on the wire) from each of its W ranks. That is computed, not measured, and leaves out
-Horovod's negotiation. One in shared memory counts there: the 4 n bytes that a rank writes, for collective=shm or beside
-a ring that may break. Where a server sums instead, its messages are counted.
+Horovod's negotiation. An all-reduce in shared memory counts as shared memory: the 4 n bytes that a rank writes, for
+collective=shm or beside a ring that may break. Where a server sums instead, its messages are counted.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Used between a worker and a server or the coordinator where a fault plan has the kind `messages`, during the whole run.
 Every message is numbered, kept until it is acknowledged, and sent again until then. Duplicates are dropped, early
-messages wait. The protocol above therefore sees each message exactly once. A lost connection is reported as before.
-Costs a copy of every payload and one more message each.
+messages wait. The protocol above therefore sees each message exactly once. A lost connection is reported as without
+this layer. Each message costs a copy of its payload and one more message.
 """
 
 from __future__ import annotations

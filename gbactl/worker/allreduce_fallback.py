@@ -1,10 +1,10 @@
 """All-reduce fallback for workers that share no memory: the first server computes the sums of a broken ring.
 
-While the ring works, every rank keeps a copy of its part of a round and of the last sum: two copies of the vector a
-step, and nothing is sent. Once it breaks, every rank sends the server both, so that a sum which reached some ranks
-reaches all. What a failed rank had contributed to a sum that reached no other rank is lost. From then on a round costs
-the vector to that server and back, over the existing connections. The server's successor is sent both again.
-server/allreduce_fallback.py has the server's side.
+While the ring works, every rank keeps a copy of its part of an all-reduce round and of the last sum: a step costs two
+copies of the vector, and nothing is sent. Once the ring breaks, every rank sends the server both copies, so that a sum
+which reached some ranks reaches all. What a failed rank had contributed to a sum that reached no other rank is lost.
+After that a round costs the vector to that server and back, over the existing connections. The server's successor is
+sent both again. server/allreduce_fallback.py has the server's side.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ServerSums(FaultTolerantCollective):
         np.copyto(handle.buffer, round_.total)
 
     def confirm_sum(self, handle: _Handle) -> bool:
-        """Record the ring's sum of a round; return False if the server's sum replaces the ring's."""
+        """Record the ring's sum of an all-reduce round; return False if the server's sum replaces the ring's."""
         with self._lock:
             if not self._fallback_active and handle.round.total is None:
                 handle.round.total = self._copy(handle.buffer)
@@ -139,7 +139,7 @@ class ServerSums(FaultTolerantCollective):
     # -- messages to the server; the lock is held ---------------------------------------------------------------
 
     def _send_recent(self) -> None:
-        """Send the server this rank's sums and summands of the last two rounds, in case the server lacks them."""
+        """Send the server this rank's sums and summands of the last two all-reduce rounds, in case it lacks them."""
         for name, round_ in [*self._previous_rounds.items(), *self._current_rounds.items()]:
             if round_.total is not None:
                 self._send(Sum(self._generation, name, round_.number), round_.total)
@@ -166,7 +166,7 @@ class ServerSums(FaultTolerantCollective):
         channel.send(message, out)
 
     def _send_recent_to(self, shard: int) -> None:
-        """Send a replacement server this rank's sums and summands of the last two rounds."""
+        """Send a replacement server this rank's sums and summands of the last two all-reduce rounds."""
         with self._lock:
             if shard == SERVER and self._fallback_active:
                 self._send_recent()

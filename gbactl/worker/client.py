@@ -1,8 +1,8 @@
 """Client side of a worker's connections: requests batches, pulls rows, pushes gradient slices.
 
-A lock, a reading thread and compute threads around worker_core.py. The reading thread reads the network while a
+It is a lock, a reading thread and compute threads around worker_core.py. The reading thread reads the network while a
 compute thread computes, so the next batch's data and rows are there when they are needed. A push does not block; the
-shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for deduplicating
+shards tell the coordinator that they have staged it. A batch costs about 0.3 ms of CPU, most of it for deduplicating
 ids.
 """
 

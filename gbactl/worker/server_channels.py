@@ -1,7 +1,7 @@
 """Channels from a worker to the servers: a failed server's channel is replaced by a channel to its successor.
 
-Pushes to a shard without a server wait here. Pushes sent to a failed server are lost; an
-empty slice replaces each on its successor, so that the gradient is announced nevertheless. Costs a lock per push.
+Pushes to a shard without a server wait here. Pushes sent to a failed server are lost; an empty slice replaces each on
+its successor, so that the gradient is announced nevertheless. A push costs a lock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Data sources: their interface, and the readers of click-log formats, one module each.
 
-A source is a frozen dataclass of its options with the methods of `Source`, named by `data.target`. A reader's
-module is imported when it is asked for: most read text with polars, which takes a quarter of a second to import.
+A source is a frozen dataclass of its options with the methods of `Source`, named by `data.target`. A reader's module is
+imported when it is asked for: most readers parse text with polars, whose import takes a quarter of a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reader of Avazu's CSV (Kaggle): a header, `click`, `hour` as YYMMDDHH; all other columns but `id` are categorical.
 
-Days come from `hour`; rows are put in their order. The hour of the day is the last field. There are no numeric
-features.
+Days come from `hour`; rows are sorted by day. The hour of the day is the last field. There are no numeric features.
 """
 
 from __future__ import annotations

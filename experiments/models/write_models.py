@@ -101,7 +101,7 @@ def synthetic(cells: Sequence[Done], part: str = "synthetic") -> str:
 
 
 def sequences(cells: Sequence[Done]) -> str:
-    """Table of the models of histories, as that of `synthetic`."""
+    """Table of the models that read histories, in the form of `synthetic`."""
     return synthetic(cells, "sequences")
 
 

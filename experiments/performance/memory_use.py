@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench_lines import Line
-from ratio_sides import Bench
+from ratio_sides import Bench, SideError
 from table_sizes import max_cardinality
 
 from gbactl.calibration.short_local_runs import node_pids
@@ -29,12 +29,14 @@ def resident(pid: int) -> int:
 
 
 def weigh(bench: Bench, rows: int) -> tuple[int, int]:
-    """Resident bytes of a server that holds at least `rows` rows, and its own account of their state."""
+    """Resident bytes of a server that holds at least `rows` rows, and its own account of their state.
+
+    Raises SideError where the server was never seen."""
     saved, folder = (bench.scratch / f"memory-{rows}-{part}" for part in ("saved", "resumed"))
     shape = (f"data.max_cardinality={max_cardinality(rows)}", "data.days=3", "train.max_eval_samples=512")
     keys = ("train.days=1", "checkpoint=full", "checkpoint.mb_per_second=0", f"run_dir={saved}")
     bench.train("async", 1, 512, *shape, *keys, rows=SAMPLES)
-    seen, over = [0], threading.Event()
+    seen, over = list[int](), threading.Event()
 
     def look() -> None:
         while not over.wait(EVERY_SECONDS):
@@ -49,6 +51,8 @@ def weigh(bench: Bench, rows: int) -> tuple[int, int]:
     finally:
         over.set()
         thread.join()
+    if not seen:
+        raise SideError("the server's memory was never read")
     return seen[-1], sum(account[kind] for kind in STATE)
 
 

@@ -1,6 +1,6 @@
 """Sides of a ratio: each runs in its own processes and returns one rate in samples per second.
 
-Nothing is left behind: every run works in one scratch folder, under a time limit.
+Nothing is left behind: every training and peer works in one scratch folder, under a time limit.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class Evaluation:
         """Store a batch's predictions. Raises WireError when their number does not match the batch."""
         expected = min(self.batch, self.samples - message.batch * self.batch)
         if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
-            raise WireError(f"batch {message.batch} of {expected} samples got predictions of {message.samples} samples")
+            got = f"{payload.size} bytes for {message.samples} samples"
+            raise WireError(f"predictions of batch {message.batch} of {expected} samples have {got}")
         if message.batch in self._arrived:
             raise WireError(f"predictions of batch {message.batch} came twice")
         self._arrived.add(message.batch)

@@ -338,14 +338,14 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def map_arrays(path: Path, schema: Schema) -> Batch:
-    """Memory-map the arrays that a schema has from a folder. Raises DataError."""
+    """Memory-map a schema's arrays in a folder. Raises DataError."""
     try:
         found = {name: np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in schema.arrays}
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); prepare it again.") from None
     whole = Batch.of(found, len(schema.lists))
     if whole.jagged is not None and len(whole.jagged.offsets) != len(whole) * len(schema.lists) + 1:
-        problem = "offsets.npy and labels.npy have different numbers of rows"
+        problem = "offsets.npy does not fit the rows of labels.npy"
         raise DataError(f"{path} is damaged ({problem}); prepare it again.")
     return whole
 

@@ -76,7 +76,7 @@ class SweepOptions:
 def with_tuning(arguments: list[str]) -> list[str]:
     """Return `arguments` with `objective=` as one list, which Hydra does not sweep, and gbactl's defaults for Optuna.
 
-    The defaults are, other than the plugin's: the better direction of each objective, trials one by one, none of which
+    They differ from the plugin's defaults: the better direction of each objective, trials one by one, none of which
     ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
     Raises ConfigError for an unknown objective."""
     typed = [text for text in arguments if text.startswith("objective=")]

@@ -188,7 +188,7 @@ def sentences(report: Report) -> list[str]:
     """Write the sentences below the table: how to read it, warnings, and which runs were left out and why."""
     said = []
     if any(len(group.seeds) > 1 for group in report.groups):
-        said.append("±: standard deviation over the seeds of a line.")
+        said.append("±: standard deviation over the seeds of a row.")
     if any(group.difference for group in report.groups):
         said.append(
             f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; ± is half of a 95 % t "
@@ -228,7 +228,7 @@ def _verdicts(report: Report) -> list[str]:
         said.append(f"Cannot tell, one seed: {'; '.join(untested)}.")
     if tested:
         same = "" if report.margin is None else "same: TOST at 5 %; "
-        corrected = f" with Holm's correction over {tested} lines" if tested > 1 else ""
+        corrected = f" with Holm's correction over {tested} rows" if tested > 1 else ""
         said.append(f"{same}a difference: paired t test at 5 %{corrected}.")
     return said
 

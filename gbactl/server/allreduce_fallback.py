@@ -138,9 +138,8 @@ class GenerationSums:
                 raise WireError(f"the sums have more than {NAMES} names")
             name = self._names[message.name] = _Name(length)
         if length != name.length or message.number < 1:
-            raise WireError(
-                f"round {message.number} (of 1, 2 ...) of {message.name} has {length} values, not {name.length}"
-            )
+            which = f"round {message.number} of {message.name}"
+            raise WireError(f"{which}, numbered from 1, has {length} values; such rounds have {name.length}")
         if message.number <= name.forgotten_up_to:
             return None
         if message.number not in name.rounds and len(name.rounds) >= OPEN:

@@ -337,7 +337,7 @@ class Server:
 
 
 def load_last(shard: Shard, folder: CheckpointFolder, resumed: Path | None) -> int:
-    """Load the newest checkpoint, or else the one that the run `resumed` from; return its step (BEGINNING: none)."""
+    """Load the newest checkpoint, or else the checkpoint `resumed`; return its step (BEGINNING: none)."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))
     if found is not None:
         return found.step

@@ -209,9 +209,9 @@ class Shard:
 
     def _check_row_weights(self, order: StepOrder) -> None:
         if self._notes is None:
-            raise ValueError(f"Step {order.step} has row weights, which the run's mode does not use.")
+            raise ValueError(f"Step {order.step} has row weights, which need mode.row_staleness=row.")
         if len(order.row_weights) != len(order.members):
-            counts = f"{len(order.row_weights)} row weights for {len(order.members)} gradients"
+            counts = f"row weights of {len(order.row_weights)} gradients, but {len(order.members)} gradients"
             raise ValueError(f"Step {order.step} has {counts}.")
         if not all(weights and all(0 <= w < math.inf for w in weights) for weights in order.row_weights):
             raise ValueError(f"Step {order.step} has a row weight that is missing, negative or not finite.")

@@ -240,7 +240,7 @@ class AutoSwitch:
         self.tell(self.last)
 
     def summary(self) -> dict[str, Any]:
-        """Field `auto` of result.json: numbers of all decisions and of those with a switch, and the last decision.
+        """Field `auto` of result.json: number of decisions, the decisions for a switch, and the last decision.
 
         The file also has the decisions that a failed coordinator made."""
         decisions = list[dict[str, Any]]()

@@ -149,7 +149,7 @@ class AveragingRounds(AveragingRound):
     collective: Collective
 
     def exchange_once(self, leaving: bool) -> bool:
-        """Do an averaging round; return whether it was the last. `leaving`: this trainer is done. Raises GbactlError."""
+        """Do an averaging round; return whether it was the last. `leaving`: this trainer ends. Raises GbactlError."""
         began = self.now()
         self.collective.wait(self.collective.start(self.NAME, self.fill(leaving)))
         return self.apply(began)

@@ -45,7 +45,7 @@ SLICE_MS = 20.0  # about one batch
 
 
 def training_key(*parts: int) -> int:
-    """Mix integers (seed, epoch, ...) to a 63-bit key of the shuffling of samples or of dropout.
+    """Mix integers (seed, epoch, ...) to a 63-bit key for shuffling samples or for dropout.
 
     It is the same on all machines, and different for different integers."""
     state = 0

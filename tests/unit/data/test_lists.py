@@ -158,7 +158,7 @@ def test_a_cache_without_its_arrays_of_lists_or_with_others_is_refused(load: Loa
         with pytest.raises(DataError, match="names files that are not those of a data cache"):
             open_dataset(place)
     (place / META).write_text(json.dumps({**meta, "lists": meta["lists"][:1], "cardinalities": [1] * 5, "tables": []}))
-    with pytest.raises(DataError, match=r"offsets\.npy and labels\.npy have different numbers of rows"):
+    with pytest.raises(DataError, match=r"offsets\.npy does not fit the rows of labels\.npy"):
         open_dataset(place)
     with pytest.raises(DataError, match="pooling median; it can be sum, mean, max"):
         ListField(3, "median")

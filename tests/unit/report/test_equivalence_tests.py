@@ -157,7 +157,7 @@ def test_holm_decides_over_all_lines() -> None:
     assert found is not None and found.p is not None and found.p_holm == pytest.approx(3 * found.p)
     assert found.words.startswith("cannot tell")
     last = sentences(compare(several))[-1]
-    assert last == "same: TOST at 5 %; a difference: paired t test at 5 % with Holm's correction over 3 lines."
+    assert last == "same: TOST at 5 %; a difference: paired t test at 5 % with Holm's correction over 3 rows."
 
 
 def test_holm_by_hand() -> None:

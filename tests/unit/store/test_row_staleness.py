@@ -296,7 +296,7 @@ def test_row_weights_that_cannot_be_change_nothing(kernels: Kernels, own: Any) -
     assert (shard.version, shard.checksum(), shard.staged) == (0, before, (0, 1))
     plain = make(kernels, row_staleness="token")
     push(plain, 0, 1)
-    with pytest.raises(ValueError, match="has row weights, which the run's mode does not use"):
+    with pytest.raises(ValueError, match=r"has row weights, which need mode\.row_staleness=row"):
         plain.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
 
 

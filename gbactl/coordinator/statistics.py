@@ -101,7 +101,7 @@ class ActivityTimes:
                     _add(kept.setdefault(mode, {}), worker, row)
 
     def take_recent(self) -> dict[str, dict[str, float]]:
-        """Seconds by activity: workers' since the last call (none if > MOST_WORKERS), servers' of the last heartbeat."""
+        """Seconds by activity: workers' since the last call (none if > MOST_WORKERS), servers' of the last beat."""
         recent, self.recent = self.recent, {}
         return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
 

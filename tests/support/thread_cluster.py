@@ -1,4 +1,4 @@
-"""A cluster of threads as a test uses it: it trains, nodes die or wait where the test says, and it has told events."""
+"""A cluster of threads as a test uses it: it trains, nodes die or wait where the test says, and it keeps its events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.simulated_runs import samples_of
 
 @dataclass
 class ThreadCluster:
-    """Trains on `data`, below `folder`; `events` are those of the last run.
+    """Trains on `data`, below `folder`; `events` are those of the last run that ended.
 
     Every sample of a run must have one fate, and no more than `most_refused` frames may be refused."""
 
@@ -69,7 +69,9 @@ class ThreadCluster:
 
 
 def clustered(mode: str | ModeConfig, cluster: dict[str, Any], **groups: Any) -> RunConfig:
-    """Three workers, two servers; batch norm, dropout, a short last batch."""
+    """Configuration of three workers and two servers with batch norm, dropout and a short last batch.
+
+    `cluster`: more values of the group cluster."""
     mode = ModeConfig(mode) if isinstance(mode, str) else mode
     common: dict[str, Any] = {
         "model": ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),

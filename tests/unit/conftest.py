@@ -1,4 +1,4 @@
-"""Makes this folder's helpers importable; what several of its tests watch."""
+"""Fixtures that tests of several folders use."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_why_ray_does_not_run_an_agent(raised: str, told: str) -> None:
 
 @pytest.fixture
 def launcher_pipe() -> Iterator[int]:
-    """A pipe in the place of standard input; the launcher's end of it, which who uses it closes."""
+    """A pipe in the place of standard input: the launcher's end of it, which the test closes."""
     before, (pipe, launcher) = os.dup(0), os.pipe()
     os.dup2(pipe, 0)
     yield launcher

@@ -17,7 +17,9 @@ from gbactl.tracking.metrics_and_tags import config_hash
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 
-sys.path += map(str, (EXPERIMENTS, *EXPERIMENTS.glob("*/"), EXPERIMENTS / "performance" / "peers"))
+STUDIES = (each for each in EXPERIMENTS.glob("*/") if each.name != "templates")  # a package of its own
+
+sys.path[:0] = map(str, (EXPERIMENTS, *STUDIES, EXPERIMENTS / "performance" / "peers"))
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ PEERS = [
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_script_prints_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_prints_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test_a_peer_prints_a_rate(tmp_path, monkeypatch, *PEERS[0])
 
 

@@ -88,7 +88,7 @@ def test_who_waits_for_a_run_that_ends_is_told(tmp_path: Path, control: ControlS
 
 
 def refused(run_dir: Path, why: str) -> None:
-    """Nobody is at the door of a run, which is told in a sentence."""
+    """Asking a run is refused, with a sentence that matches `why`."""
     with pytest.raises(UsageError, match=why):
         ControlClient(run_dir)
 

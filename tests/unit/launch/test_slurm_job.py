@@ -162,7 +162,7 @@ def test_ctrl_c_cancels_the_job_only_if_that_is_wanted(
 
 @pytest.fixture
 def in_a_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Be in a job of Slurm; what handles the signal of its end is the same afterwards."""
+    """Be in a job of Slurm; SIGUSR1's handler is restored afterwards."""
     before = signal.getsignal(signal.SIGUSR1)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     yield

@@ -191,10 +191,10 @@ def test_kill_hang_and_wake(family: Family) -> None:
     injection, worker = FaultInjection(family), family.running[1]
     hang = {"kind": "hang", "process": "W0", "seconds": 0.2}
     assert injection.inject(hang) == worker.process.pid
-    wait_for(lambda: state(worker) == "T")
+    wait_for(lambda: state(worker) == "T", 20)
     injection.poll()
     assert state(worker) == "T"
-    wait_for(lambda: injection.poll() or state(worker) != "T")
+    wait_for(lambda: injection.poll() or state(worker) != "T", 20)
     assert injection.inject({"kind": "kill", "process": "W0", "seconds": None}) == worker.process.pid
     assert worker.process.wait(20) == -9
     assert injection.inject(hang) is None and injection.inject({**hang, "process": "W7"}) is None

@@ -30,7 +30,7 @@ def failing(
 
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("mode", REPLICAS)
-@pytest.mark.parametrize(("prefetch", "threads"), [("none", 1), ("rows", 1), ("rows", 3)])
+@pytest.mark.parametrize(("prefetch", "threads"), [("none", 2), ("rows", 1), ("rows", 3)])
 def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, prefetch: str, threads: int) -> None:
     """It trains with the phase after its coming, from what the servers hold."""
     cfg = failing(mode, KILL, prefetch=prefetch, hogwild_threads=threads)

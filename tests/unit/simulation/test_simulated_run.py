@@ -19,7 +19,7 @@ from gbactl.simulation.worker import VirtualWorker
 from gbactl.wire.messages import Granted
 from gbactl.worker.loop import MappedBatchSource
 from tests.support.modes import EVERY
-from tests.support.simulated_runs import config, model, run
+from tests.support.simulated_runs import adds_up, config, model, run
 
 # computing takes 1 ms a batch and nothing else takes any time worth mention
 FREE: dict[str, Any] = {
@@ -179,6 +179,7 @@ def test_a_thousand_workers_run_and_nothing_of_theirs_is_left(long: Path, tmp_pa
     cfg = config(mode, workers=1000, global_batch=2000, cost={"workers_per_host": 1, "spread": "lognormal"})
     cluster = VirtualCluster(cfg, open_dataset(long), tmp_path)
     result = cluster.run()
+    adds_up(result, 4000)
     assert len(result["per_worker"]) == 1000
     assert all(server.shard.staged == () for server in cluster.servers)
     assert all(not worker.core.queue and not worker.core.pulls for worker in cluster.workers)

@@ -135,7 +135,7 @@ def test_a_store_that_goes_away_loses_nothing(tmp_path: Path, store: MemoryStore
     said: list[str] = []
     run = start(tmp_path, store, said)
     run.log({"auc": 0.7}, step=1, seconds=1.0)
-    wait_for(lambda: bool(store.rows))
+    wait_for(lambda: bool(store.rows), 20)
     store.broken = True
     run.log({"auc": 0.8}, step=2, seconds=2.0)
     run.artifact(tmp_path / "plot.png")
@@ -173,7 +173,7 @@ def test_a_store_that_comes_back_gets_the_rest_in_the_same_run(tmp_path: Path, s
     said: list[str] = []
     store.broken = True
     run = start(tmp_path, store, said)
-    wait_for(lambda: bool(said))
+    wait_for(lambda: bool(said), 20)
     local = run.run_id
     store.broken = False
     run.log({"auc": 0.7}, step=1, seconds=1.0)
@@ -186,7 +186,7 @@ def test_a_store_that_lost_the_run_gets_all_of_it_again(tmp_path: Path) -> None:
     first = MemoryStore()
     run = start(tmp_path, first)
     run.log({"auc": 0.7}, step=1, seconds=1.0)
-    wait_for(lambda: bool(first.rows))
+    wait_for(lambda: bool(first.rows), 20)
     first.broken = True
     run.finish("FINISHED")
     other = MemoryStore()
@@ -248,7 +248,7 @@ def test_a_tag_is_changed_on_the_way(tmp_path: Path, store: MemoryStore) -> None
 def test_a_tag_that_was_changed_before_the_store_went_away_stays_changed(tmp_path: Path, store: MemoryStore) -> None:
     run = start(tmp_path, store)
     run.tag({"t": "2"})
-    wait_for(lambda: store.tags.get("t") == "2")
+    wait_for(lambda: store.tags.get("t") == "2", 20)
     store.broken = True
     assert run.finish("FINISHED") is not None
     store.broken = False
@@ -263,7 +263,7 @@ def test_a_run_goes_on_as_the_same_one(tmp_path: Path, store: MemoryStore, cut_o
     first.log({"auc": 0.7}, step=1, seconds=1.0)
     run_id = first.run_id
     if cut_off:
-        wait_for(lambda: bool(store.rows))
+        wait_for(lambda: bool(store.rows), 20)
         store.broken = True
         first.log({"auc": 0.75}, step=2, seconds=2.0)
     left = first.finish("KILLED", 2.0)
@@ -273,7 +273,7 @@ def test_a_run_goes_on_as_the_same_one(tmp_path: Path, store: MemoryStore, cut_o
     known = "" if cut_off else run_id
     again = TrackedRun("memory", "e", "r", {"seed": 4}, {"t": "2"}, tmp_path, print, sender=store, resumed=known)
     again.log({"auc": 0.8}, step=3, seconds=0.5)
-    wait_for(lambda: store.status == "RUNNING")
+    wait_for(lambda: store.status == "RUNNING", 20)
     assert again.run_id == run_id
     assert again.finish("FINISHED") is None
     assert store.status == "FINISHED" and store.tags["t"] == "2"

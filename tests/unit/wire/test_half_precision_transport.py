@@ -35,7 +35,7 @@ from tests.support.recorded import config, record, splits
 
 TOLD = (0.5, 0.1, 1.0, 0, 0)
 FLOATS = np.random.default_rng(0).normal(size=24).astype(np.float32)
-IDS, NONE = np.array([3, 1, 4], np.int32), np.empty(0, np.int32)
+IDS, NO_IDS = np.array([3, 1, 4], np.int32), np.empty(0, np.int32)
 
 
 def with_dtype(cfg: RunConfig, name: str) -> RunConfig:
@@ -77,7 +77,12 @@ def test_what_goes_as_it_is_keeps_no_memory() -> None:
 
 @pytest.mark.parametrize(
     ("message", "ids"),
-    [(Push(1, 2, 3, 12, *TOLD), IDS), (Rows(1, 2, 4, 12), NONE), (EasgdUpdate(1, 0.5), NONE), (EasgdCentre(1), NONE)],
+    [
+        (Push(1, 2, 3, 12, *TOLD), IDS),
+        (Rows(1, 2, 4, 12), NO_IDS),
+        (EasgdUpdate(1, 0.5), NO_IDS),
+        (EasgdCentre(1), NO_IDS),
+    ],
 )
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_gradients_rows_and_dense_values_are_rounded_and_ids_are_not(name: str, message: Any, ids: np.ndarray) -> None:

@@ -47,7 +47,7 @@ _PATIENCE = _Timespec(0, 200_000_000)  # interval at which a waiting rank checks
 
 
 class _Line(ctypes.Structure):
-    """Counters of one rank and of one summand in shared memory, on a cache line of their own.
+    """One cache line in shared memory: state of the rank and of the summand with the line's index.
 
     `round`: last all-reduce round of which the summand of this index is written. `pid`: process of the rank of this
     index. `done`: last round that the rank has read."""

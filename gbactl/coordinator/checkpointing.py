@@ -191,7 +191,7 @@ class Checkpointing:
     # -- stopping at a signal -----------------------------------------------------------------------
 
     def stop(self, seconds: float) -> None:
-        """Save a checkpoint as soon as possible, within `seconds`, because the run is to end.
+        """Request a last checkpoint, to be saved within `seconds`, because the run is to end.
 
         The event `stop` reports the outcome. While the final checkpoint is written, no other is begun: the run ends
         with it."""

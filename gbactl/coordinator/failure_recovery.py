@@ -1,9 +1,9 @@
 """Recovery from failures of workers and servers by their successors; injection of the fault plan's failures.
 
-For workers it tells the launcher which faults are due, detects workers that hang, and keeps successors waiting until
-every server refuses their predecessors; then the successors join the phase. Dense gradients that are lost with workers
-are counted once, as samples: the rows were trained with those batches, the dense parameters took their step without
-them.
+For workers, this module tells the launcher which faults are due, detects workers that hang, and keeps successors
+waiting until every server refuses their predecessors; then the successors join the phase. Dense gradients that are
+lost with workers are counted once, as samples: the rows were trained with those batches, the dense parameters took
+their step without them.
 
 A server's successor loads the last checkpoint. In a partial recovery that server alone goes back; the others and the
 workers keep their state and wait for the successor. In a full one, once the successor is there and nothing is in

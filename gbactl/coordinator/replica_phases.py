@@ -32,7 +32,9 @@ POINTS = 20
 
 
 class ReplicaPhases:
-    """Replica phases of a run; does nothing in other modes. `term`: number of coordinators before this one."""
+    """Coordinator's part in phases of replica modes: opens and closes them on the trainers, sums up their exchanges.
+
+    In other modes it does nothing. `term`: number of coordinators before this one."""
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run, self.members, self.state = run, run.members, run.state.replicas
@@ -149,7 +151,7 @@ class ReplicaPhases:
             self._totals[message.worker] = totals
 
     def gathering(self) -> ReplicaMean | None:
-        """Begin to collect the replicas that a checkpoint needs now: every trainer's, within a phase; else None."""
+        """Return an empty mean of the trainers' replicas, for a checkpoint to fill; None outside of a replica phase."""
         if self._policy is None:
             return None
         trainers = [worker for worker in self.members.channels_of("worker") if worker < self.state.settings["trainers"]]

@@ -91,7 +91,7 @@ class ActivityTimes:
             _add(self.bins[place].setdefault(mode, {}), worker, row)
 
     def _merge(self) -> None:
-        """Double the width of the bins."""
+        """Merge neighbouring bins in pairs, so that bins are twice as wide."""
         self.width *= 2.0
         pairs = [self.bins[place : place + 2] for place in range(0, len(self.bins), 2)]
         self.bins = [pair[0] for pair in pairs]

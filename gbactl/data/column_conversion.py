@@ -122,7 +122,7 @@ def dates(moments: pl.Series) -> pl.Series:
 
 
 def days(column: pl.Series, form: str | None = None) -> pl.Series:
-    """Convert a column to day numbers as Int64: a date as YYYYMMDD, a number below 100,000,000 as it is."""
+    """Convert a column to day numbers as Int64: a date as YYYYMMDD, a whole number < 100,000,000 as it is."""
     found = dates(timestamps(column, form))
     if form is not None or column.dtype.is_temporal():
         return found

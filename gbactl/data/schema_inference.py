@@ -217,7 +217,7 @@ def _sample(file: SourceFile, ragged: BadLines) -> tuple[pl.DataFrame, int, floa
 
 
 def _has_header(frame: pl.DataFrame) -> bool:
-    """Return whether the first line is a header, that is, whether any name in it is unlike the cells below."""
+    """Return whether the first line is a header: a name unlike its cells, no number below, or names that count up."""
     filled = [name for name in frame.columns if frame[name].null_count() < len(frame)]
     numeric = [name for name in filled if not marked_numbers(frame[name].drop_nulls(), False)[0].null_count()]
     counted = [[str(first + i) for i in range(len(frame.columns))] for first in (0, 1)]  # as programs make them

@@ -1,4 +1,4 @@
-"""Agents of all hosts, for a run or for `gbactl doctor`: start, checks, transfer of the data, report.
+"""The launcher's side of the agents of all hosts, for a run or `gbactl doctor`: start, checks, data, report.
 
 `gbactl doctor --out` measures pairs of hosts one after the other, about a second each way; nothing else should use the
 network during the measurement.
@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class HostAgents:
-    """Agents on all hosts of a run.
+    """Connections of the launcher to the agents on all hosts of a run.
 
     `start` gives the command that starts a host's agent, its input and output being the agent's. `patience`: seconds
     for a host's first answer. `folder` keeps the commands' error output."""

@@ -113,7 +113,7 @@ class ServerSlowdown:
         return cls(plan, server, **more) if plan.slowed_servers else None
 
     def handle(self, kind: int, call: Callable[..., None], *args: Any) -> None:
-        """Handle a message by `call`, and wait as long as the fault plan says."""
+        """Wait as long as the fault plan says, then handle a message by `call`."""
         begin = self.clock()
         factor = self.factor(begin)
         wanted = self._owed_seconds + (factor - 1.0) * self._usual.get(kind, 0.0)

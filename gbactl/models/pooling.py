@@ -89,8 +89,9 @@ class ListPooling:
         self._passes = equal & (seen - before == 1)
 
     def pad(self, rows: Floats, raw_fields: Sequence[int]) -> list[RawField]:
-        """Pad some fields' lists of `rows`, as scaled by `pool`, with zeros to the longest list's length, at least 1.
+        """Return the lists of `raw_fields`, each padded with zeros to the field's longest (at least 1), with masks.
 
+        `rows`: rows of the values after `pool`, which scales them in place.
         The values of a list stand at its beginning, in their order."""
         found: list[RawField] = []
         self._padded = []

@@ -39,7 +39,9 @@ def _room(item: BatchInProgress, low: int, high: int, width: int, dense: int) ->
 
 
 def computed(compute: SharedCompute, item: BatchInProgress, dense: Sequence[int] = ()) -> Payloads:
-    """Compute a batch's gradient: (shard, payload, rows, dense values) per shard; `dense`: size of each dense slice."""
+    """Compute a batch's gradient: for each shard (shard, payload, number of rows, number of dense values).
+
+    `dense`: size of each dense slice."""
     sizes = dense or [0] * compute.servers
     shares = list(item.unique.shares())
     rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]

@@ -128,7 +128,7 @@ class AveragingRound(ReplicaExchange):
         return total
 
     def apply(self, began: float) -> bool:
-        """Apply the summed vector of an averaging round; return whether all ranks are leaving."""
+        """Apply the summed vector of an averaging round, unless all ranks are leaving; return whether they are."""
         total = self._round
         round_here(self.codec, total)
         weights, leaving, trainers, computing = (float(count) for count in total[-4:])

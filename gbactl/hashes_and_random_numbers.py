@@ -63,6 +63,17 @@ def key_of(*parts: int) -> int:
     return state
 
 
+def training_key(*parts: int) -> int:
+    """Mix integers (seed, epoch, ...) to a 63-bit key for shuffling samples or for dropout.
+
+    It is the same on all machines, and different for different integers."""
+    state = 0
+    for part in parts:
+        state = ((state ^ (part & MASK64)) * GOLDEN + 0x632BE59BD9B4E019) & MASK64
+        state ^= state >> 29
+    return state >> 1
+
+
 def uniform(key: int, counter: int) -> float:
     """Return random number `counter` of the sequence with this key, uniform in the open interval (0, 1)."""
     return ((key_of(key, counter) >> 12) + 0.5) * 2.0**-52

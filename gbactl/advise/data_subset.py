@@ -15,7 +15,7 @@ from pathlib import Path
 from gbactl.config import TrainConfig
 from gbactl.data.dataset import Dataset, Split, open_dataset, permuted
 from gbactl.errors import UsageError
-from gbactl.worker.loop import training_key
+from gbactl.hashes_and_random_numbers import training_key
 
 PARTS = 2  # evaluations after the switch, from which the time to an AUC is read
 BASE = 4  # samples of the base for each one trained in the mode

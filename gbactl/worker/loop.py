@@ -19,7 +19,7 @@ from gbactl.config import RunConfig
 from gbactl.cpu import CoreSlots, UnsharedCore, ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown_waits import WorkerSlowdown
-from gbactl.hashes_and_random_numbers import GOLDEN, MASK64
+from gbactl.hashes_and_random_numbers import training_key
 from gbactl.kernels import load
 from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.models import row_width
@@ -42,17 +42,6 @@ from gbactl.worker.dense_placement import DensePlacement, Placements
 from gbactl.worker.worker_core import BatchInProgress, Question
 
 SLICE_MS = 20.0  # about one batch
-
-
-def training_key(*parts: int) -> int:
-    """Mix integers (seed, epoch, ...) to a 63-bit key for shuffling samples or for dropout.
-
-    It is the same on all machines, and different for different integers."""
-    state = 0
-    for part in parts:
-        state = ((state ^ (part & MASK64)) * GOLDEN + 0x632BE59BD9B4E019) & MASK64
-        state ^= state >> 29
-    return state >> 1
 
 
 def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:

@@ -1,8 +1,9 @@
 """Reading of tables in chunks: CSV and TSV with a header, and Parquet, recognised by their first bytes.
 
-pyarrow reads; memory is a block of text (4 MiB, and its columns) or 65,536 rows of Parquet, fewer where lists are long,
-whatever the size of the file. A text table may be plain, gzip, zstd or xz, and its quoted cells may have line ends. Its
-columns come as text, since only the schema knows what they are; those of Parquet come with their own types.
+pyarrow reads; memory is a block of text (4 MiB) with its columns and at most 32 blocks read ahead, or 65,536 rows of
+Parquet, fewer where lists are long, whatever the size of the file. A text table may be plain, gzip, zstd or xz, and its
+quoted cells may have line ends. Its columns come as text, since only the schema knows what they are; those of Parquet
+come with their own types.
 """
 
 from __future__ import annotations

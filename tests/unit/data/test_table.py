@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from fsspec.registry import _registry, known_implementations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gbactl.data import table_files
+from gbactl.data import table_files, text_files
 from gbactl.data.cache import data_fingerprint, prepare
 from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
@@ -223,6 +224,20 @@ def test_chunks_are_bounded_whatever_the_file(tmp_path: Path, monkeypatch: pytes
         seen = list(read_table(path, TextForm(), None, BadLines(0), lambda stage, fraction: None))
         assert sum(len(each.frame) for each in seen) == 3000
         assert max(len(each.frame) for each in seen) <= 50
+
+
+def test_text_is_read_ahead_of_its_rows_by_a_bounded_number_of_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "BLOCK", 2000)
+    monkeypatch.setattr(text_files, "PIECE", 2000)
+    path, told = tmp_path / "t.csv", list[float]()
+    path.write_bytes(b"a,b\n" + b"1234,5678\n" * 100_000)  # 500 blocks
+    chunks = read_table(path, TextForm(), None, BadLines(0), lambda stage, fraction: told.append(fraction))
+    next(chunks)
+    time.sleep(0.5)
+    assert len(next(chunks).frame) <= 200 and 0 < told[-1] < 0.1, "pyarrow reads at most 32 blocks ahead"
+    chunks.close()
 
 
 def test_rows_with_long_lists_are_read_fewer_at_a_time(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_every_measurement_has_a_name(run: Any, tmp_path: Path) -> None:
     names = set(run.jobs(some_bench(tmp_path), 1, True, quiet))
     assert set(TARGETS) < names
     assert {"kernel-copy", "tsv", "virtual-128", "virtual-512", "server-cpu-shm", "server-cpu-tcp"} < names
+    assert {"measuring-128", "measuring-512"} < names
 
 
 def test_neither_a_failure_nor_a_cut_costs_the_other_lines(run: Any) -> None:

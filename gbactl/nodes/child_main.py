@@ -199,7 +199,7 @@ def _run_role(boot: StartupDocument) -> NoReturn:
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
     run = role_setup.run_coordinator if boot.role == "coordinator" else role_setup.run_node
-    NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name, os.getpid())
+    NodeTimes.trace = Trace.of_process(Path(boot.run_dir), boot.log_name)
     failure: Exception | None = None
     try:
         with own_code_told(OwnCodeError):

@@ -88,7 +88,11 @@ class Results:
         versions = Counter(cell.code for cell in there)
         told = ", ".join(code if len(versions) == 1 else f"{code} ({count} runs)" for code, count in versions.items())
         runs = f"{len(there)}" if len(there) == len(cells) else f"{len(there)} of {len(cells)}"
-        old = "" if set(versions) <= {study.code_version()} else "; the source is another one now, --again repeats them"
+        old = (
+            ""
+            if set(versions) <= {study.code_version()}
+            else "; the source code has changed since these runs, `--again` repeats them"
+        )
         told_seeds = ", ".join(sorted({cell.seed for cell in there}, key=int))
         lost = sum(study.DIVERGED in cell.result for cell in there)
         runs += " runs" + (f" ({lost} diverged)" if lost else "")
@@ -108,7 +112,7 @@ class Results:
     def write(self, *text: str, note: str = "") -> None:
         """Write results.md, with a `note` on all of it."""
         made = f"make {self.target}{'' if size() == 'default' else f' SIZE={size()}'}"
-        head = f"# Results\n\nWritten by `{made}`; see docs/studies for questions and answers.{note}\n"
+        head = f"# Results\n\nThis page is written by `{made}`; `docs/studies/` has the questions and answers.{note}\n"
         (self.place / "results.md").write_text("\n".join([head, *text]))
 
     def sections(self, made: Mapping[str, Callable[[], str]]) -> list[str]:

@@ -45,8 +45,8 @@ def judged(advice: Mapping[str, Any], found: Advice) -> tuple[str, bool]:
     share = named.rate / rate
     right = named.counts and share >= NEAR
     if not named.counts:
-        return f"named {named.mode}, whose measured AUC is {named.auc}; best: {top}", right
-    return f"named {named.mode}, with {share:.2f} of the EPS of the best, {top}", right
+        return f"`gbactl advise` named {named.mode}, whose measured AUC is {named.auc}; the best mode is {top}", right
+    return f"`gbactl advise` named {named.mode}, with {share:.2f} of the EPS of the best mode, {top}", right
 
 
 def line(
@@ -90,10 +90,10 @@ def section(done: Mapping[str, Any]) -> tuple[str, bool]:
         f"> {advice['sentence']}", "",
         markdown(HEAD, lines).rstrip(), "",
         *([f"Diverged, in the advice or in truth: {', '.join(lost)}.", ""] if lost else []),
-        f"In truth: {verdict}: {'right' if right else 'wrong'}.",
-        f"The advice took {advice['seconds']:.0f} s (others used {advice['others']:.2f} cores meanwhile): "
-        f"{len(advice['modes'][0]['seeds'])} seeds, {sample['base']:,} samples of sync, then {sample['trained']:,} in "
-        f"each mode, judged by {sample['judged']:,}.", "",
+        f"On real processes: {verdict}. The advice was {'right' if right else 'wrong'}.",
+        f"The advice took {advice['seconds']:.0f} s, in which other processes used {advice['others']:.2f} cores. It "
+        f"trained {len(advice['modes'][0]['seeds'])} seeds with {sample['base']:,} samples of sync and then "
+        f"{sample['trained']:,} in each mode, and evaluated on {sample['judged']:,}.", "",
     ]), right  # fmt: skip
 
 
@@ -106,9 +106,9 @@ def text(done: Sequence[Mapping[str, Any]], version: str) -> str:
         "# Results", "", f"Written by `make advise`, code version {version}.", "",
         f"The named mode is the best one, or within {100 * (1 - NEAR):.0f} % of its EPS, in {right} of {len(done)} "
         "settings.", "",
-        f"Measured: real processes, seeds {seeds}; the day after two days of sync. +- is half of a 95 % interval over "
-        "pairs of the same seed. The best is the fastest whose AUC counts by the rule of `gbactl advise`, applied to "
-        "the measured runs. A predicted difference without +- is of one seed. Others' cores: what processes that are "
-        "none of the run's used meanwhile.", "",
+        f"The measured figures are from real processes with seeds {seeds}, in the day after two days of sync. +- is "
+        "half of a 95 % interval over pairs of the same seed. The best mode is the fastest one whose AUC counts by the "
+        "rule of `gbactl advise`, applied to the measured runs. A predicted difference without +- is from one seed. "
+        "Others' cores: the cores that processes outside of the run used during the run.", "",
         *(each for each, _ in sections),
     ])  # fmt: skip

@@ -41,19 +41,21 @@ def table(local: Sequence[Record], virtual: Sequence[Record]) -> str:
 
 
 def verdict(local: Sequence[Record], virtual: Sequence[Record]) -> str:
-    """Sentence on whether every prediction for unseen numbers of workers is within the target."""
+    """Sentence on whether every prediction for numbers of workers outside of the fit is within the target."""
     unseen = [(abs(error(v, seen)), v["mode"]) for v, seen in lines(local, virtual) if v["workers"] not in FITTED]
     worst, mode = max(unseen)
     met = "met" if worst <= TARGET else "missed"
-    return f"Target: unseen numbers of workers within {TARGET:g} %: {met}; the largest error is {worst:.1f} % ({mode})."
+    return (
+        f"Target: for numbers of workers outside of the fit, the error is at most {TARGET:g} %: {met}; the largest "
+        f"error is {worst:.1f} % ({mode})."
+    )
 
 
 NOTES = """\
-- local EPS: mean and standard deviation over n runs of `gbactl train`: `eps` of result.json, first hand-out to last
-  announced gradient.
-- predicted EPS: the same of one run with `cluster=virtual cost=experiments/calibration/calibrated.yaml`.
-- fitted on: whether the calibration saw runs of that many workers; it did not see these runs.
-- others' cores: what processes that are none of the run's used meanwhile, on the average. Runs during which that was
+- local EPS: mean and standard deviation over n runs of `gbactl train` (`eps` of result.json).
+- predicted EPS: the EPS of one run with `cluster=virtual cost=experiments/calibration/calibrated.yaml`.
+- fitted on: whether the calibration was fitted to runs with this number of workers; it never has this table's runs.
+- others' cores: the cores that processes outside of the run used during the run, on average. Runs in which these were
   more than 3 % of the cores were repeated, up to twice."""
 
 

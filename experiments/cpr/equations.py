@@ -87,11 +87,15 @@ def against(failures: int, jobs: int) -> str:
             name = f"{setting.name}, {distribution}" + ("" if shape is None else f" {shape:g}")
             rows.append([name, *_line(setting, distribution, shape, failures, jobs)])
     notes = (
-        f"one job of {failures:,} failures; 56 h: the mean of {jobs:,} jobs of the reference length.",
-        "of the job: by the time that its training takes; of the clock: by all of its time. The equations are of the "
-        "first order: that a job with failures lasts longer, and that less is lost while all is saved, is not in them.",
-        "A job of 56 h has 3.57 intervals of cpr: it saves 3 times, and the last piece of an interval loses less.",
-        f"bold: within {100 * WITHIN:g} %.",
+        f"Each line is one emulated job of {failures:,} failures; the columns `56 h` are means of {jobs:,} jobs of the "
+        "reference length.",
+        "of the job: the overhead as a share of the time that the training takes; of the clock: as a share of the "
+        "whole time of the job.",
+        "The equations are of the first order: they leave out that a job with failures lasts longer, and that a "
+        "failure loses less while a checkpoint of all rows is saved.",
+        "A job of 56 h has 3.57 save intervals of cpr: it saves 3 times, and a failure in the last, shorter interval "
+        "loses less.",
+        f"bold: within {100 * WITHIN:g} % of the expected value.",
     )
     return markdown(heads, rows, *notes)
 
@@ -141,7 +145,9 @@ def sensitivity(failures: int) -> str:
             f"{found.full_overhead / found.partial_overhead:.1f}", found.recovery,
         ])  # fmt: skip
     notes = (
-        "O_s 5.4 min, O_l 2 min, O_r 1 min, T_f 28 h, N 8, PLS .035: the reference; each line changes one of them.",
-        f"emulated: one job of {failures:,} failures, overhead as a share of the time that its training takes.",
+        "reference: a save takes 5.4 min (O_s), loading 2 min (O_l) and the start of a process 1 min (O_r); the mean "
+        "time between failures is 28 h (T_f); a job has 8 servers (N) and a target PLS of .035. Each other line "
+        "changes one of these values.",
+        f"emulated: the overhead of one job of {failures:,} failures, as a share of the time that its training takes.",
     )
     return markdown(heads, rows, *notes)

@@ -40,12 +40,14 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
     auc = mean_of([each["auc"] for each in plain.values()]).mean
     failures = mean_of([float(len(each["recovery"])) for line in found.values() for each in line.values()]).mean
     notes = (
-        f"none: {hours:.1f} h, AUC {auc:.5f}, {len(plain)} seeds; {failures:.1f} failures a job; +-: half of a 95 % "
-        "interval over seeds, of differences or ratios in pairs of one seed.",
-        "expected: by the equations, and the whole saves between chosen rows; overhead: by the clock, against the "
-        "job of the same seed without saves and failures; its parts as they were charged, `again`: training that was "
-        "undone and done once more.",
-        "lost updates: row updates undone, of all; samples again: trained a second time after a full recovery.",
-        f"bold: all of the interval is at or under {100 * TARGET_OVERHEAD:.2f} %, or within +-{TARGET_AUC} AUC.",
+        f"none, the job without checkpoints and failures: {hours:.1f} h, AUC {auc:.5f}, {len(plain)} seeds. The jobs "
+        f"of the table have {failures:.1f} failures each. +-: half of a 95 % interval over pairs of jobs with the same "
+        "seed.",
+        "expected: the overhead by the equations, with the checkpoints of all rows between those of chosen rows.",
+        "overhead: on the clock, against none with the same seed; the next columns are the parts of the overhead, of "
+        "which `again` is training that was undone and repeated.",
+        "lost updates: the share of row updates that were undone; samples again: the number of samples that were "
+        "trained a second time after a full recovery.",
+        f"bold: the whole interval is at most {100 * TARGET_OVERHEAD:.2f} % (overhead) or within +-{TARGET_AUC} (AUC).",
     )
     return markdown(("variant", *HEADS), ([name, *row(line, plain)] for name, line in found.items()), *notes)

@@ -141,8 +141,8 @@ def table(found: Mapping[str, Any]) -> str:
         f"{found['rows']:,} rows of one server, {WIDTH} wide, Adam; a step is one gradient of {found['batch']} samples,"
         f" {1e3 * statistics.median(plain):.2f} ms without a priority; a worker's batch takes "
         f"{1e3 * found['worker']:.1f} ms; medians of {found['rounds']} rounds.",
-        "EPS: what a worker and its server on one core lose; with cores of their own less.",
-        "A choice comes 8 times in an interval and stops the server that long.",
+        "EPS: the loss of a worker and a server that share one core; with a core each they lose less.",
+        "The server chooses rows 8 times in a save interval, and stands still for the time of a choice.",
     )
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 

@@ -48,14 +48,15 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
         jobs.append([mode, cell.seed, *job(cell, plain[mode, cell.seed])])
         failed += [[mode, KINDS[each["process"][0]], *failure(each)] for each in cell.result["recovery"]]
     notes = (
-        "seconds: the job's training, of real processes on one machine, where nothing fails and nothing is saved; "
-        "longer: with three kills and a checkpoint every so often; one run each, so a second is the machine's own. "
-        "sync: Horovod, from the worker's death on in shared memory.",
-        "never trained: read, but in no step (the accounting's `lost`); samples undone: trained between the last save "
-        "of the lost shard and its loss, for that shard alone; lost updates: its row updates that were undone; PLS: "
-        "samples undone as a portion of all, by shard.",
-        "noticed, replaced, useful: seconds since the kill until it was missed, until another process was ready in its "
-        "place, until that one had done its first work.",
+        "seconds: the training time of the job without kills and checkpoints, with real processes on one machine; "
+        "longer: how much longer the job takes with three kills and with checkpoints. Each time is from one run.",
+        "sync uses Horovod, and an all-reduce in shared memory after the worker's failure.",
+        "never trained: samples that were read but are in no step (`lost` in the accounting); samples undone: samples "
+        "trained between the last checkpoint of the failed server and its failure, counted for its shard alone; lost "
+        "updates: row updates of this shard that were undone; PLS: the undone samples as a share of all samples, "
+        "divided by the number of servers.",
+        "noticed, replaced, useful: seconds from the kill until the failure was detected, until the successor was "
+        "ready, and until the successor did useful work.",
     )
     first = markdown(("mode", "seed", *HEADS), jobs)
     return first + markdown(("mode", "killed", *FAILED_HEADS), failed, *notes, names=(0, 1))

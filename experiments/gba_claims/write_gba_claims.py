@@ -86,8 +86,11 @@ def options(cells: Sequence[Done]) -> str:
         rest = (statistics.fmean(each[line].values()) for each in (stale, decayed))
         rows.append([line, difference, f"{ratio:.2f}", *(f"{number:,.1f}" for number in rest)])
     heads = ("option", "AUC - default's", "EPS / default's", "staleness, mean", "samples decayed")
-    note = f"+-: half of a 95 % interval over seeds; bold: it lies inside +-{SAME}. All but AUC are of the day in gba."
-    return report_tables.markdown(heads, rows, note)
+    notes = (
+        f"+-: half of a 95 % interval over seeds; bold: it lies inside +-{SAME}.",
+        "EPS, staleness and decayed samples are those of the day in gba.",
+    )
+    return report_tables.markdown(heads, rows, *notes)
 
 
 def main() -> None:

@@ -80,10 +80,11 @@ def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> str:
     """List of the best that the machine and the relay can do."""
     more = relayed["latency_us"] - own["latency_us"]
     return "\n".join([
-        f"- Between two namespaces, nothing limited: {told(own)} one way.",
-        f"- With a relay that lets nothing wait: {told(relayed)}, of which {more:,.0f} us are the relay's. No link",
-        "  with a delay is faster, whatever `tc` allows. Frames wait for the delay asked for, less what this takes.",
-        f"- {relayed['dropped']:.0f} of {relayed['frames']:,.0f} frames dropped.",
+        f"- The link between the two namespaces without a limit has {told(own)} one way.",
+        f"- With a relay that delays nothing, this link has {told(relayed)}, of which {more:,.0f} us are the relay's.",
+        "- No link with a delay is faster than the relay, whatever `tc` allows. A frame waits for the requested delay",
+        "  minus the relay's own latency.",
+        f"- The relay dropped {relayed['dropped']:.0f} of {relayed['frames']:,.0f} frames.",
     ])  # fmt: skip
 
 
@@ -111,8 +112,8 @@ def kept_promise(rows: Sequence[Row]) -> str:
     worst = max(rows, key=lambda row: abs(row.best_error))
     where = f"`{worst.mode}` at {worst.link.rate}, {worst.link.delay:g} ms"
     return (
-        f"{near} of {len(rows)} predictions within {PROMISE} %, {better} where they know what the relay takes; the "
-        f"worst of these: {worst.best_error:+.0f} % ({where})."
+        f"{near} of {len(rows)} predictions are within {PROMISE} %, and {better} if the cost model contains the CPU "
+        f"that the relay takes; the largest error is then {worst.best_error:+.0f} % ({where})."
     )
 
 

@@ -118,9 +118,10 @@ def table(aucs: Map, ratios: Map, axis: str) -> str:
         rows.append([f"{mode}, {value}", *quality, *speed])
     return markdown(
         heads, rows,
-        "AUC: that after the last day minus sync's of the same seed; EPS: over sync's, in the day of the mode. "
+        "AUC: the AUC after the last day minus that of sync with the same seed; EPS: the EPS in the day of the mode "
+        "divided by that of sync.",
         f"+-: half of a 95 % interval over seeds; bold: it lies inside +-{SAFE}.",
-        "The number behind AUC and EPS is that of the workers.",
+        "The number after AUC or EPS in the head of a column is the number of workers.",
     )  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def gaps(found: Iterable[Done]) -> str:
         if cell.options["mode"] == "sync":
             by_rate[cell.options[RATE]].append(cell.result["best_possible_auc"] - cell.result["auc"])
     told = ", ".join(f"{statistics.fmean(each):.4f} at {rate}" for rate, each in by_rate.items())
-    return f"The best possible AUC minus sync's, by learning rate: {told}.\n"
+    return f"The best possible AUC minus the AUC of sync, by learning rate: {told}.\n"
 
 
 def main() -> None:

@@ -71,10 +71,12 @@ def table(lines: Lines) -> str:
         "median norm, dense", "distance, dense", "distance, rows", "steps",
     )  # fmt: skip
     notes = (
-        "cosine: of a batch's gradient with the gradient of the same batch at the parameters it is applied to; error: "
-        "norm of their difference over the norm of the fresh one; means over every 61st gradient.",
-        "distance: Wasserstein, of the norms of what was applied to those of sync, in units of sync's mean norm.",
-        "+-: half of a 95 % interval over seeds. async-N: N workers, each with a local batch of 128.",
+        "cosine: the cosine of a batch's gradient and the gradient of the same batch at the parameters to which it is "
+        "applied (the fresh gradient); error: the norm of the difference of the two gradients divided by the norm of "
+        "the fresh one; both are means over every 61st gradient.",
+        "distance: the Wasserstein distance between the norms of the gradients that the mode applied and of those that "
+        "sync applied, in units of sync's mean norm.",
+        "+-: half of a 95 % interval over seeds. async-N: async with N workers, each with a local batch of 128.",
     )
     return report_tables.markdown(heads, rows, *notes)
 

@@ -21,8 +21,8 @@ PUBLISHED = {
 OF_HISTORIES = ("din", "dien", "youtube_dnn")
 NEAR, SAME = 0.0015, 0.0005  # AUC: of sync from the published one, of gba from sync
 NEGATIVES = (
-    "Validation and test are the benchmark's own; the negatives of the training file were drawn anew. The learning "
-    "rate follows a cosine, and the L2 weight of the rows is .1 for every model."
+    "The validation and test files are the benchmark's own; the negative samples of the training file were drawn anew. "
+    "The learning rate follows a cosine, and the L2 weight of the rows is .1 for every model."
 )
 
 
@@ -94,8 +94,8 @@ def synthetic(cells: Sequence[Done], part: str = "synthetic") -> str:
             rows.append([f"`{name}`", str(len(here)), f"{mean:.5f}", *differences(cells, name, modes)])
     heads = ["model", "seeds", "sync", *(f"{mode} - sync" for mode in modes)]
     notes = (
-        f"Bold: the whole 95 % interval is within {SAME}.",
-        "The modelled time does not depend on the model, so that EPS is not compared.",
+        f"Bold: the whole 95 % interval is within +-{SAME}.",
+        "EPS is not compared, because the modelled time does not depend on the model.",
     )
     return markdown(heads, rows, *notes, STUDY.origin(part).strip())
 

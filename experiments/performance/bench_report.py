@@ -102,10 +102,10 @@ def text(found: list[Line], settings: dict[str, Any], failed: dict[str, str], he
     missing = [f"Not measured: `{name}`: {why}" for name, why in failed.items()]
     quick = " This was `--quick`: it shows that everything runs, its figures mean nothing." * bool(settings["quick"])
     head = [
-        "# Results", "", f"Last written by `{settings['command']}`; lines that it did not measure stay.", "",
+        "# Results", "", f"Last written by `{settings['command']}`, which keeps the lines that it did not measure.", "",
         f"Machine: {here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB, {here['system']}; "
         f"load {settings['load_before']:.1f} before. Versions: {versions}.", "",
-        f"Medians of alternating rounds, with their range; a day of {settings['rows']:,} samples. "
-        f"{sum(judged)} of {len(judged)} targets met.{quick}", "",
+        f"Each figure is the median of alternating rounds, with their range; a run trains {settings['rows']:,} "
+        f"samples. {sum(judged)} of {len(judged)} targets are met.{quick}", "",
     ]  # fmt: skip
     return "\n".join([*head, *body, *([""] * bool(missing)), *missing]) + "\n"

@@ -109,18 +109,19 @@ def summary(curve: Curve) -> str:
     of_cost = slope(xs, [point.micros for point in curve.measured])
     if of_rate is None or of_cost is None:
         return "Too few points for a slope."
-    return f"Slope over all (log-log): samples/s {of_rate:+.2f}, CPU a sample {of_cost:+.2f}."
+    return f"Slope over all points (log-log): samples/s {of_rate:+.2f}, CPU per sample {of_cost:+.2f}."
 
 
 def text(curves: Sequence[Curve], machine: dict[str, Any], command: str) -> str:
     """Text of curves.md."""
     versions = ", ".join(f"{name} {machine['versions'].get(name, 'none')}" for name in ("python", "torch", "gbactl"))
     head = [
-        "# How cost grows", "", f"Written by `{command}`, one thing varied at a time, each point one short run.", "",
+        "# How cost grows", "", f"Written by `{command}`. A curve varies one thing; each point is one short run.", "",
         f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB. Versions: {versions}.", "",
-        "A slope of 1 is proportional, 0 is no change. What bounds a point is told by a rule from the cores that each "
-        "role kept busy between two moments of the training: a server or coordinator at .9 of a core is full; else the "
-        "cores are, if .9 of them are busy (and how many of them other processes had is told); else there are too few "
-        "workers to fill them, or it waits.", "",
+        "A slope of 1 is proportional, 0 is no change. The last column says what limits a point, by a rule from the "
+        "cores that each role kept busy between two moments of the training. The limit is a server or the coordinator "
+        "if it uses .9 of a core or more. Otherwise the limit is the cores if .9 of them are busy; the column then "
+        "also says how many of them other processes used. Otherwise the run has too few workers to fill the cores, or "
+        "waits.", "",
     ]  # fmt: skip
     return "\n".join([*head, *(line for curve in curves for line in table(curve, machine["cores"]))]).rstrip() + "\n"

@@ -126,7 +126,7 @@ def operators(bench: Bench) -> str:
             loop.step(step)
     rows = sorted(seen.key_averages(), key=lambda each: -each.self_cpu_time_total)
     torch_us = sum(each.self_cpu_time_total for each in rows)
-    lines = [f"{STEPS} steps, {1e6 * plain / STEPS / BATCH:.1f} us a sample without the profiler.", ""]
+    lines = [f"{STEPS} steps take {1e6 * plain / STEPS / BATCH:.1f} us per sample without the profiler.", ""]
     lines += ["| operator | us a sample | share of torch's | calls a step |", "| --- | ---: | ---: | ---: |"]
     for each in rows[:TOP]:
         us, calls = each.self_cpu_time_total / STEPS / BATCH, each.count / STEPS
@@ -138,7 +138,12 @@ def operators(bench: Bench) -> str:
 def of_node(node: str, found: Sequence[Stack], us: float) -> str:
     """Table of the functions that use most time on a node; `us`: CPU time per sample of all processes of its role."""
     shown, total = own(found).most_common(TOP), sum(stack.count for stack in found)
-    lines = [f"### {node}: {NODES[node]}", "", f"{us:.2f} us of CPU a sample for its role, {total} looks.", ""]
+    lines = [
+        f"### {node}: {NODES[node]}",
+        "",
+        f"All processes of this role use {us:.2f} us of CPU per sample; {total} stack samples.",
+        "",
+    ]
     lines += ["| thread | function | share | us a sample |", "| --- | --- | ---: | ---: |"]
     for (thread, function), count in shown:
         lines.append(f"| {thread} | `{function}` | {count / total:.1%} | {us * count / total:.2f} |")
@@ -154,11 +159,11 @@ def text(bench: Bench, seconds: float) -> str:
     us = {role: 1e6 * spent / samples for role, spent in used.used.items()}
     totals = ", ".join(f"{role} {each:.2f}" for role, each in sorted(us.items(), key=lambda each: -each[1]))
     head = [
-        "# Where the time goes", "", f"Written by `{command_line(sys.argv)}`; see its first lines for what is counted.",
+        "# Where the time goes", "", f"Written by `{command_line(sys.argv)}`, whose docstring says what is counted.",
         "", f"Machine: {here['cpu']}, {here['cores']} cores. torch {here['versions'].get('torch', '?')}.", "",
         f"## `async`, {WORKERS} workers, 1 server, shared memory, batch {BATCH}", "",
-        f"{steady(result)['rate']:,.0f} samples/s while it was watched. us of CPU a sample: {totals}; "
-        f"everything else on the machine (py-spy for the most part) {1e6 * used.others / samples:.2f}.", "",
+        f"The run trained {steady(result)['rate']:,.0f} samples/s under the profiler. CPU per sample in us: {totals}; "
+        f"other processes (mostly py-spy) {1e6 * used.others / samples:.2f}.", "",
     ]  # fmt: skip
     body = [of_node(node, seen[node], us[node[0]]) for node in NODES]
     alone = ["## One process, no communication", "", operators(bench)]

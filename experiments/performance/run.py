@@ -41,6 +41,7 @@ def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
     import event_log_share
     import kernel_copy
     import kernels
+    import measuring_cost
     import memory_use
     import server_cpu
     import tsv_preparation
@@ -60,6 +61,10 @@ def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
         },
         "tsv": lambda: tsv_preparation.lines(rounds, 20 if quick else 200, tell),
         "eventlog": lambda: [event_log_share.measure(bench, rounds)],
+        **{
+            f"measuring-{batch}": lambda batch=batch: measuring_cost.lines(bench, batch, rounds, tell)
+            for batch in (128, 512)
+        },
         "announcements": lambda: [announcements.line(rounds, 20_000 if quick else 60_000)],
         "kernels": lambda: kernels.lines(rows, turns),
         "kernel-copy": lambda: kernel_copy.lines(rows, turns),

@@ -20,7 +20,8 @@ TARGET = 0.0003  # AUC
 VARIED, FP32 = ("precision", "transport.wire_dtype"), "fp32"
 HEADS = ("data", "mode", "what", "n", "AUC, fp32", "- fp32", "log loss, fp32", "- fp32")
 NOTE = (
-    f'"- fp32": minus fp32\'s, pairs of one seed; +-: half of a 95 % t interval; bold: all of it within +-{TARGET} AUC.'
+    '"- fp32": the value minus that of fp32 with the same seed; +-: half of a 95 % t interval; bold: the whole '
+    f"interval is within +-{TARGET} AUC."
 )
 
 

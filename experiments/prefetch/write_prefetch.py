@@ -65,7 +65,7 @@ def take_over() -> str:
             columns.append(f"{mean_of([*decayed[name].values()]).mean:,.0f}")
             rows.append(columns)
     table = markdown(heads, rows, names=(0, 1)).removesuffix("\n")
-    return f"`sync` reaches {reached.mean:.4f}; {best.mean:.4f} is possible.\n\n{table}"
+    return f"The AUC of `sync` is {reached.mean:.4f}; the best possible AUC is {best.mean:.4f}.\n\n{table}"
 
 
 def start() -> str:

@@ -151,7 +151,10 @@ def measure(most: int, batches: list[int], seconds: float, rounds: int) -> str:
 def written(table: str, seconds: float, rounds: int) -> str:
     """Text of the file: the table, and the method of measurement."""
     cores = len(os.sched_getaffinity(0))
-    how = f"Samples per second on {cores} cores, medians of {rounds} rounds of {seconds:g} s; H threads or H processes."
+    how = (
+        f"Samples per second of H threads or H processes on one replica, on {cores} cores: medians of {rounds} rounds "
+        f"of {seconds:g} s."
+    )
     return f"{how} Written by `experiments/shadowsync/hogwild.py`.\n\n{table}\n"
 
 

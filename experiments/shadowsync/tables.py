@@ -56,8 +56,8 @@ def scaling(cells: Sequence[Done]) -> str:
         eps = [each["eps"] for each in found[line, most].values()]
         cells_of = [written(ratios[n], 3, lambda mean: mean >= LINEAR) for n in trainers]
         rows[line] = [*cells_of, f"{written(eps, 0)} at {most}"]
-    note = f"EPS / (trainers x EPS of one trainer of the same line); bold: at least {LINEAR}."
-    more = "most EPS: the largest of the line, and the trainers it is reached with: more of them add nothing."
+    note = f"Each number is EPS / (number of trainers x EPS of one trainer of the line); bold: at least {LINEAR}."
+    more = "most EPS: the largest EPS of the line, and the number of trainers from which on more trainers add nothing."
     return markdown("EPS, by trainers", [*trainers, "most EPS"], rows, note, more)
 
 
@@ -70,7 +70,10 @@ def centre(cells: Sequence[Done]) -> str:
         rows[f"{line}: ms"] = [written([each["replicas"]["exchange_ms"] for each in cell], 1) for cell in at]
         shares = [[100 * each["busy"]["S0"] for each in cell] for cell in at]
         rows[f"{line}: busy %"] = [written(cell, 0, lambda mean: mean >= SATURATED) for cell in shares]
-    note = f"ms: an exchange, from the moment a trainer begins it; bold: busy for {SATURATED} % of the time or more."
+    note = (
+        "ms: the duration of an exchange from the moment when a trainer begins it; bold: the sync server is busy for "
+        f"{SATURATED} % of the time or more."
+    )
     return markdown("the sync server, by trainers", trainers, rows, note)
 
 
@@ -91,7 +94,10 @@ def quality(cells: Sequence[Done]) -> str:
                      for seed, each in found[line, n].items()], 3, lambda mean: mean <= NEUTRAL)
             for n in trainers
         ]  # fmt: skip
-    notes = "change of log loss in % against one trainer of the same line", f"bold: within {NEUTRAL} % or better."
+    notes = (
+        "Each number is the change of the log loss in %, against one trainer of the line or against its fr mode.",
+        f"bold: the log loss is at most {NEUTRAL} % higher.",
+    )
     return markdown("log loss, by trainers", trainers, rows, *notes)
 
 
@@ -108,7 +114,7 @@ def parallelism(cells: Sequence[Done]) -> str:
         kept = [elp for elp in sizes if statistics.fmean(lost[elp]) >= -AUC_LOSS]
         rows[line] = [*(written(lost[elp], 4, lambda mean: mean >= -AUC_LOSS) for elp in sizes), f"{max(kept):,}"]
     titles = [*(f"ELP {elp:,}" for elp in sizes), "largest"]
-    return markdown("AUC, by ELP", titles, rows, f"AUC minus one trainer's; bold: at least -{AUC_LOSS}.")
+    return markdown("AUC, by ELP", titles, rows, f"AUC minus that of one trainer; bold: at least -{AUC_LOSS}.")
 
 
 COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], int]] = {
@@ -143,8 +149,10 @@ def listing(cells: Sequence[Done], key: str) -> str:
         change = [each["auc"] - base[seed]["auc"] for seed, each in results.items()] if name != names[0] else []
         told = {title: _column(title, results.values()) for title in COLUMNS}
         rows[name] = [told[first], written(change, 5), *(told[title] for title in columns)]
-    notes = f"change: of AUC in pairs of the same seed, against {names[0]}; staleness: of rows, in steps."
-    more = "EPS and staleness: of the day in the mode; replicas' MB: what replicas exchanged through the network."
+    notes = (
+        f"change: the AUC minus that of {names[0]} with the same seed; staleness: of the gradients of rows, in steps."
+    )
+    more = "EPS and staleness are those of the day in the mode; replicas' MB: bytes sent in exchanges of replicas."
     return markdown(key, [first, "change", *columns], rows, notes, more)
 
 

@@ -40,12 +40,13 @@ def table(cells: Sequence[Done]) -> str:
                 told = ["-" if each is None else report_tables.written(each, 4, "+", TARGET) for each in differences]
                 rows.append([f"{name_of(line)}, after {after(value)}", *told])
         last = statistics.fmean(found[-1][BASELINE].values())
-        base.append(f"{last:.5f} where it begins after {after(value)}")
+        base.append(f"{last:.5f} for switches after {after(value)}")
     seeds = len({cell.seed for cell in cells})
     notes = (
-        f"AUC minus all-sync's of the same seed, in the first and the last evaluation after the switch; n = {seeds}.",
-        f"+-: half of a 95 % interval; bold: it lies inside +-{TARGET}. anew: the optimizer's state begins anew.",
-        f"AUC of all-sync at the end: {'; '.join(base)}.",
+        f"AUC minus that of all-sync with the same seed, in the first and the last evaluation after the switch; "
+        f"{seeds} seeds.",
+        f"+-: half of a 95 % interval; bold: it lies inside +-{TARGET}. anew: the switch resets the optimizer's state.",
+        f"AUC of all-sync at the end of the runs: {'; '.join(base)}.",
     )
     return report_tables.markdown(("switch", "first", "last"), rows, *notes)
 
@@ -57,5 +58,6 @@ def rates(cells: Sequence[Done]) -> str:
         possible = cell.result["best_possible_auc"]
         name = f"{cell.options['optim']}, {cell.options['optim.lr']}"
         rows.append([name, f"{cell.result['auc']:.5f}", f"{possible - cell.result['auc']:.5f}"])
-    note = f"sync, seed {', '.join(sorted({cell.seed for cell in cells}))}, which no other part reports."
+    seeds = ", ".join(sorted({cell.seed for cell in cells}))
+    note = f"All runs are in sync with seed {seeds}, which no other part reports."
     return report_tables.markdown(("optimizer and learning rate", "AUC", "below the best possible AUC"), rows, note)

@@ -85,9 +85,10 @@ def table(cells: Sequence[Done]) -> str:
     rows.append(("best in hindsight", f"{statistics.fmean(best.values()):,.0f}", "1", "-", "-"))
     heads = "trained", "samples a day", "of the best in hindsight", "AUC minus all-sync", "switches"
     notes = (
-        f"n = {len(best)} seeds. Samples a day: in {HOURS} hours; AUC: at the end, of the same samples for all.",
-        f"best in hindsight: in every hour the better of {' and '.join(CHOICES)}, switches for nothing.",
-        f"bold: at least {TARGET_SHARE} of it; an interval inside +-{TARGET_AUC}.",
+        f"{len(best)} seeds. samples a day: the samples trained in {HOURS} hours; AUC: at the end, after the same "
+        "samples for all lines.",
+        f"best in hindsight: in every hour the better of {' and '.join(CHOICES)}, as if switches took no time.",
+        f"bold: at least {TARGET_SHARE} of the best in hindsight, or an interval inside +-{TARGET_AUC}.",
     )
     return markdown(heads, rows, *notes)
 
@@ -107,7 +108,10 @@ def decisions(cells: Iterable[Done]) -> str:
         rows.append(
             (f"{look['at'] / hour_of(cell.options):.1f}", look["mode"], look["wanted"], *numbers, look["reason"])
         )
-    note = f"seed {cell.seed}; {cell.result['auto']['looks']} looks; samples/s that each mode promises."
+    note = (
+        f"seed {cell.seed}; the controller decided {cell.result['auto']['looks']} times. sync, gba: the samples/s that "
+        "it predicted for the mode."
+    )
     return markdown(("hour", "from", "to", "sync", "gba", "why"), rows, note, names=(1, 2, 5))
 
 

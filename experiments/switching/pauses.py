@@ -129,9 +129,11 @@ def table(cells: Sequence[Done], restarts: Sequence[Done]) -> str:
         seconds = (f"{part:.2f}" for part in [*parts, sum(parts)])
         rows.append([*key_of(cell.options), f"{median:.0f}", met, f"{bound:.0f}", *seconds, cut])
     notes = (
-        "pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
-        f"bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
-        "restart: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C to all "
-        "processes gone; `resume=` in the other mode to its first step.",
+        "pause: the time from the last gradient before a switch to the first gradient after it; a line has eight "
+        "switches between sync and gba.",
+        f"bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode, whichever is longer; bold: no pause is "
+        f"longer than the bound, or a restart takes at least {TARGET} times a median pause.",
+        "restart: the seconds for saving a checkpoint as fast as the disk takes it (what is trained meanwhile is "
+        "lost), from Ctrl-C to the end of all processes, and from `resume=` in the other mode to its first step.",
     )
     return markdown(HEADS, rows, *notes)

@@ -25,7 +25,7 @@ def tried() -> str:
         aucs = sorted(auc for _, auc in found)
         told = [f"{len(found)}", ", ".join(overrides(params)), f"{best:.5f}", f"{statistics.median(aucs):.5f}"]
         rows.append([mode, *told, f"{aucs[0]:.5f}"])
-    note = "AUC on the validation day of seed 100, which is not reported; .5 if the trial diverged."
+    note = "AUC: on the validation day of seed 100, which no reported cell has; .5 if the trial diverged."
     return report_tables.markdown(("mode", "trials", "best", "its AUC", "median AUC", "smallest AUC"), rows, note)
 
 

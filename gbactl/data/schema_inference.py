@@ -379,7 +379,7 @@ def _numeric(number: pl.Series, guess: Guess, written_as: Mapping[str, str], mar
     values = number.to_numpy()
     low, high, middle, mean = (float(of(values)) for of in (np.min, np.max, np.median, np.mean))
     skewed = low >= 0 and high > 100 and mean > 1.5 * middle
-    why = f"numbers from {low:g} to {high:g}" + (f", most of them small (half below {middle:g})" if skewed else "")
+    why = f"numbers from {low:g} to {high:g}" + (f", most of them small (half at most {middle:g})" if skewed else "")
     transform = "log1p" if skewed else "standardize"
     return replace(guess, options={"kind": "numeric", "transform": transform, **written_as}, why=why + marks)
 

@@ -1,8 +1,9 @@
 """Reading of tables in chunks: CSV and TSV with a header, and Parquet, recognised by their first bytes.
 
-pyarrow reads; memory is a block of text (4 MiB, and its columns) or 65,536 rows of Parquet, fewer where lists are long,
-whatever the size of the file. A text table may be plain, gzip, zstd or xz, and its quoted cells may have line ends. Its
-columns come as text, since only the schema knows what they are; those of Parquet come with their own types.
+pyarrow reads; memory is a block of text (4 MiB) with its columns and at most 32 blocks read ahead, or 65,536 rows of
+Parquet, fewer where lists are long, whatever the size of the file. A text table may be plain, gzip, zstd or xz, and its
+quoted cells may have line ends. Its columns come as text, since only the schema knows what they are; those of Parquet
+come with their own types.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SETTLE_SECONDS = 0.05  # until that thread needs the interpreter no more
 
 @dataclass(frozen=True)
 class TextForm:
-    """Format of a text table: its separator (None: the most frequent in the header), and texts for missing cells."""
+    """Separator of a text table (None: the most frequent in the header), and texts that stand for a missing value."""
 
     separator: str | None = None
     missing: Sequence[str] = ("",)
@@ -139,20 +140,23 @@ def read_table(
     with _opened(file) as raw:
         total = max(1, size_of(file))
         if _is_parquet(raw):
-            yield from _read_parquet(file, raw, columns, progress)
+            yield from _read_parquet(file, raw, form, columns, progress)
         else:
             for rows in _read_text(file, raw, form, columns, bad):
                 progress(f"reading {file.name}", min(1.0, raw.tell() / total))
                 yield rows
 
 
-def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None, progress: Progress) -> Iterator[Rows]:
+def _read_parquet(
+    file: SourceFile, raw: BinaryIO, form: TextForm, columns: Sequence[str] | None, progress: Progress
+) -> Iterator[Rows]:
     table, done = _parquet(file, raw), 0
     try:
         for batch in table.iter_batches(_rows_at_once(table, columns), columns=None if columns is None else [*columns]):
             first, done = done + 1, done + batch.num_rows
             progress(f"reading {file.name}", done / max(1, table.metadata.num_rows))
-            yield Rows(_frame(batch), first)
+            texts = pl.col(pl.String).replace(dict.fromkeys(form.missing, None))
+            yield Rows(_frame(batch).with_columns(texts), first)
     except pa.ArrowException as error:
         raise DataError(f"{file}, after row {done}: {error}; fetch the file again.") from None
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial, facts,
 from gbactl.errors import DataError, GbactlError, WireError
 from gbactl.wire import listener
 from gbactl.wire.auth import TlsContexts, relay
+from gbactl.wire.node_measurements import TRACE_DIR, trace_part
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
@@ -53,8 +55,7 @@ class AgentProcess:
 
     name: str
     process: Started
-    log: Path
-    log_bytes_sent: int = 0
+    files: dict[str, Path]  # see files_of
     reported: bool = False
 
 
@@ -67,13 +68,15 @@ class AgentProcesses:
         self.tell = tell
         self.processes: dict[str, AgentProcess] = {}
         self._folder: Path | None = None
+        self._bytes_sent = Counter[Path]()
         self._shared = False
         self._turn_counters = open_turn_counters(len(available_cores()))
         self._poll_lock = threading.Lock()
 
-    def choose_log_folder(self, run_dir: Path, token: str) -> bool:
+    def choose_log_folder(self, run_dir: Path, token: str, traced: bool) -> bool:
         """Choose the log folder: the launcher's run directory if it is visible on this host, else a temporary folder.
 
+        There, where the run is `traced`, a trace directory asks the processes for their parts of the trace, too.
         Returns whether this host sees the launcher's directory."""
         with contextlib.suppress(OSError):
             self._shared = (run_dir / mark(token)).is_file()
@@ -81,7 +84,8 @@ class AgentProcesses:
             self._folder = run_dir
         else:
             self._folder = Path(tempfile.mkdtemp(prefix="gbactl-host-"))
-            (self._folder / "logs").mkdir()
+            for name in ["logs", *[TRACE_DIR] * traced]:
+                (self._folder / name).mkdir()
         return self._shared
 
     def start(self, name: str, boot: dict[str, Any], environment: dict[str, str], seat: list[int] | None) -> int:
@@ -92,11 +96,11 @@ class AgentProcesses:
             raise WireError(
                 f"A host cannot start {name[:20]!r}: the name is invalid or taken, or it has no log folder."
             )
-        log = self._folder / "logs" / f"{name}.log"
+        files = files_of(self._folder, name)
         place = None if seat is None else place_of(seat[0], seat[1], self._turn_counters)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
-        process = start_node(environment, log, [] if place is None else place[:1])
-        self.processes[name] = AgentProcess(name, process, log)
+        process = start_node(environment, files["log"], [] if place is None else place[:1])
+        self.processes[name] = AgentProcess(name, process, files)
         send_startup_document(process, line)
         return process.pid
 
@@ -109,25 +113,26 @@ class AgentProcesses:
             node.process.send_signal(number)
 
     def poll(self) -> None:
-        """Send new log output to the launcher, and report processes that have ended."""
+        """Send new log output and traces to the launcher, and report processes that have ended."""
         with self._poll_lock:
             for node in list(self.processes.values()):
                 if node.reported:
                     continue
                 code = node.process.poll()
-                self._send_log(node)
+                self._send_files(node)
                 if code is not None:
                     node.reported = True
                     self.tell("exited", {"name": node.name, "code": code})
 
-    def _send_log(self, node: AgentProcess) -> None:
+    def _send_files(self, node: AgentProcess) -> None:
         if self._shared:
             return
-        with contextlib.suppress(OSError), node.log.open("rb") as file:
-            file.seek(node.log_bytes_sent)
-            while data := file.read(PIECE):
-                node.log_bytes_sent += len(data)
-                self.tell("log", {"name": node.name, "data": data})
+        for kind, path in node.files.items():
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                file.seek(self._bytes_sent[path])
+                while data := file.read(PIECE):
+                    self._bytes_sent[path] += len(data)
+                    self.tell(kind, {"name": node.name, "data": data})
 
     def kill(self) -> None:
         """Kill all of the run's processes on this host at once."""
@@ -144,6 +149,11 @@ class AgentProcesses:
         """Remove this host's log folder, unless it is the launcher's run directory."""
         if self._folder is not None and not self._shared:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def files_of(folder: Path, name: str) -> dict[str, Path]:
+    """Return a process's log and its part of the trace, which it writes at its end, by the messages that send them."""
+    return {"log": folder / "logs" / f"{name}.log", "trace": trace_part(folder, name)}
 
 
 def mark(token: str) -> str:
@@ -328,7 +338,8 @@ class HostAgent:
         self.token = bytes.fromhex(field(fields, "token", str))
         os.environ.update({str(key): str(value) for key, value in field(fields, "environment", dict).items()})
         self.address, interface = interface_to(field(fields, "launcher", str))
-        shared = self.nodes.choose_log_folder(Path(field(fields, "run_dir", str)), self.token.hex())
+        run_dir, traced = Path(field(fields, "run_dir", str)), field(fields, "traced", bool)
+        shared = self.nodes.choose_log_folder(run_dir, self.token.hex(), traced)
         sees = {path: Path(path).exists() for path in field(fields, "paths", list)}
         return {"address": self.address, "interface": interface, "shared": shared, "sees": sees}
 

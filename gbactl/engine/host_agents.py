@@ -30,6 +30,7 @@ from gbactl.engine.host_and_network_facts import LinkMeasurement, ReachabilityPr
 from gbactl.engine.preflight import BIND, LAUNCHER, HostReport, ring
 from gbactl.errors import ClusterError, GbactlError, UsageError
 from gbactl.wire.listener import allow_descriptors
+from gbactl.wire.node_measurements import TRACE_DIR
 
 ANSWER_SECONDS, IMPORT_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 120.0, 0.1
 LOOPBACK = "127.0.0.1"
@@ -86,6 +87,7 @@ class HostAgents:
             answer = link.request(
                 "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
                 run_dir=str(run_dir), paths=list(paths), environment=dict(environment),
+                traced=(run_dir / TRACE_DIR).is_dir(),
             )  # fmt: skip
             report = self.reports[link.host]
             report.address, report.interface = str(answer["address"]), str(answer["interface"])

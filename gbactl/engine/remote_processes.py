@@ -13,7 +13,7 @@ from typing import Any
 
 from gbactl.collective.base import RankSlot
 from gbactl.engine import preflight
-from gbactl.engine.agent import NODE
+from gbactl.engine.agent import NODE, files_of
 from gbactl.engine.agent_connection import AgentConnection, horovod_launcher
 from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
@@ -282,15 +282,16 @@ class RemoteRunProcesses(RunProcesses):
         return [same_host.index(int(name[1:])), len(same_host)]
 
     def _on_report(self, kind: str, fields: dict[str, object]) -> None:
-        """Handle an agent's report: append log output or record an exit code.
+        """Handle an agent's report: append to a process's log or trace, or record its exit code.
 
         Runs in the thread of the agent's connection."""
         name = fields.get("name")
         if not isinstance(name, str) or not NODE.fullmatch(name):
             return
         data, code = fields.get("data"), fields.get("code")
-        if kind == "log" and isinstance(data, bytes):
-            with (self.run_dir / "logs" / f"{name}.log").open("ab") as file:
+        files = files_of(self.run_dir, name)
+        if kind in files and isinstance(data, bytes):
+            with files[kind].open("ab") as file:
                 file.write(data)
         elif kind == "exited" and isinstance(code, int) and name in self._remote:
             self._remote[name].ended(code)

@@ -47,23 +47,24 @@ BATCH, ROWS, TURN, PUSH, ALL_REDUCE = range(len(WAITS))
 BUSY, KERNELS = range(2)
 TRACE_DIR, TRACE = "trace", "trace.json"  # in a run's directory: parts until the run's end, and the whole
 TRACED_STEPS = 200
+SAME_CLOCK = 1e-3  # seconds by which the zeros of two monotonic clocks differ at most if they are one clock
 
 
 class Trace:
     """Slices of one process's activities as Chrome trace events, until `TRACED_STEPS` global steps after its first."""
 
-    def __init__(self, path: Path, name: str, pid: int) -> None:
-        self.path, self.pid = path, pid
-        self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events: list[dict[str, Any]] = []
         self._first_step: int | None = None
         self._last_step = -1
         self._recording = True
 
     @classmethod
-    def of_process(cls, run_dir: Path, name: str, pid: int) -> Trace | None:
-        """Make the trace of a process; None unless the run's directory asks for one."""
-        folder = run_dir / TRACE_DIR
-        return cls(folder / f"{name}.json", name, pid) if folder.is_dir() else None
+    def of_process(cls, run_dir: Path, name: str) -> Trace | None:
+        """Make the trace of a process; None unless `run_dir`, or the folder that its host has instead, asks for one."""
+        path = trace_part(run_dir, name)
+        return cls(path) if path.parent.is_dir() else None
 
     def add_interval(self, activity: str, began: float, ended: float) -> None:
         """Record that the calling thread was busy with `activity` between two times (monotonic clock, seconds)."""
@@ -80,20 +81,41 @@ class Trace:
             self._event("i", f"step {version}", time.perf_counter(), s="t")
 
     def _event(self, kind: str, name: str, at: float, **more: Any) -> None:
-        tid = threading.get_native_id()
-        self.events.append({"ph": kind, "name": name, "ts": at * 1e6, "pid": self.pid, "tid": tid, **more})
+        self.events.append({"ph": kind, "name": name, "ts": at * 1e6, "tid": threading.get_native_id(), **more})
 
     def write(self) -> None:
-        """Write the events to the run's trace directory, where the launcher merges them; ignore an OSError."""
+        """Write the events and the clock's zero to a part of the run's trace; ignore an OSError."""
         with suppress(OSError), replacing(self.path) as partial:
-            partial.write_text(json.dumps(self.events))
+            partial.write_text(json.dumps({"zero": clock_zero(), "events": self.events}))
+
+
+def trace_part(folder: Path, name: str) -> Path:
+    """Return the file of a process's part of the trace, in the run directory or in the folder of a host."""
+    return folder / TRACE_DIR / f"{name}.json"
+
+
+def clock_zero() -> float:
+    """Return the wall-clock time, in seconds, at which this machine's monotonic clock was zero."""
+    return max(time.time() - time.perf_counter() for _ in range(5))  # a process interrupted in between finds less
 
 
 def merge_traces(run_dir: Path) -> Path:
-    """Merge the traces of a run's processes into one file, which ui.perfetto.dev opens. Raises OSError."""
+    """Merge the traces of a run's processes into one file, which ui.perfetto.dev opens. Raises OSError.
+
+    Times of another machine are moved to this one's monotonic clock by the zeros of both, so they are as exact as the
+    two wall clocks. All times of one machine are moved alike, which keeps their order. Processes are numbered, as pids
+    are of one host. A part of which a lost host has sent only the beginning is left out."""
     events: list[dict[str, Any]] = []
-    for part in sorted((run_dir / TRACE_DIR).glob("*.json")):
-        events += json.loads(part.read_text())
+    zeros = [clock_zero()]
+    for number, path in enumerate(sorted((run_dir / TRACE_DIR).glob("*.json")), 1):
+        try:
+            part = json.loads(path.read_text())
+        except ValueError:
+            continue
+        zeros.append(next((zero for zero in zeros if abs(zero - part["zero"]) < SAME_CLOCK), part["zero"]))
+        later = (zeros[-1] - zeros[0]) * 1e6
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": path.stem}})
+        events += [{**event, "pid": number, "ts": event["ts"] + later} for event in part["events"]]
     with replacing(run_dir / TRACE) as partial:
         partial.write_text(json.dumps({"traceEvents": events}))
     shutil.rmtree(run_dir / TRACE_DIR)

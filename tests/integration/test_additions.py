@@ -107,6 +107,16 @@ def modes_reported(launcher: Launcher) -> list[str]:
     return [group["key"][0] for group in groups]
 
 
+def test_the_tutorials_are_made_of_the_files_of_the_package() -> None:
+    shown = set[str]()
+    for part in ("model", "mode", "data-set"):
+        included = re.findall(r'--8<--\s"?(experiments/[^"\n]+)', text_of(f"docs/tutorials/add-a-{part}.md"))
+        assert len(included) >= 2, "a class and a configuration file"
+        shown |= set(included)
+    files = (path for path in (TEMPLATES / "click_parts").rglob("*") if path.suffix in (".py", ".yaml"))
+    assert shown == {str(path.relative_to(ROOT)) for path in files if path.name != "__init__.py"}
+
+
 def test_a_mode_of_a_package_trains_is_switched_to_and_replayed(own: Launcher) -> None:
     train, replay, switch = commands("docs/tutorials/add-a-mode.md", "additions")
     trained, replayed = result_of(train, own), result_of(replay, own)

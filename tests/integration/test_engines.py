@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration.test_training import traced
 from tests.support import netns, ray_cluster
 from tests.support.commands import ROOT
 from tests.support.netns import LAUNCHER, Containers, Hosts
@@ -165,8 +166,10 @@ def reached(containers: Containers) -> tuple[str, ...]:
 
 @pytest.mark.beside
 def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers) -> None:
-    done = launcher.start("mode=gba", "mode.iota=1000", *reached(containers)).finish()  # a slow worker decays nothing
+    typed = ("mode=gba", "mode.iota=1000", *reached(containers), "--trace")  # a slow worker decays nothing
+    done = launcher.start(*typed).finish()
     assert done.code == 0, done.err
+    traced(done.run_dir, done.result)
     assert "host  address" in done.err and done.result["samples"]["trained"] == done.result["samples"]["read"]
     assert all(f"{name}     {containers.address(name)}" in done.err for name in containers.names)
     assert done.result["wire"]["bytes"]["rows"] > 0  # over gbactl's own connections between the hosts

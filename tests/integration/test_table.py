@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
+import json
 import os
 import random
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from sklearn import datasets
 
@@ -84,3 +87,51 @@ def test_weights_of_values_are_trained_with(launcher: Launcher, tmp_path: Path, 
     samples = result["samples"]
     assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 1500
     assert result["auc"] > 0.99
+
+
+@pytest.mark.slow
+def test_a_table_in_a_bucket_of_s3(tmp_path: Path) -> None:
+    """Read over HTTP from a server on this host that speaks S3."""
+    s3fs, moto = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "MLFLOW"))}
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    environment = {
+        **kept, "HOME": str(tmp_path), "GBACTL_CACHE": str(tmp_path / "cache"), "AWS_ENDPOINT_URL": endpoint,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+
+    def run(*words: str, code: int = 0) -> str:
+        done = gbactl(*words, cwd=tmp_path, environment=environment, seconds=100)
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+        return done.stderr.splitlines()[-1] if code else done.stdout
+
+    def put(name: str, rows: int) -> None:
+        table = pl.DataFrame({"y": [i % 2 for i in range(rows)], "c": [f"c{i % 7}" for i in range(rows)]})
+        table.write_parquet(content := io.BytesIO())
+        bucket.pipe(f"clicks/tables/{name}", content.getvalue())
+
+    describe = ("data", "describe", "data=table", "data.schema=s3://clicks/schema.yaml")
+    try:
+        bucket = s3fs.S3FileSystem(endpoint_url=endpoint, key="a", secret="b", skip_instance_cache=True)
+        bucket.mkdir("clicks")
+        bucket.pipe("clicks/schema.yaml", b"columns: {y: label, c: categorical}")
+        put("day_1.parquet", 1200)
+        put("day_2.parquet", 800)
+        table = "data.path=s3://clicks/tables/day_*.parquet"
+        told = run(*describe, table, code=1)
+        assert told.startswith("gbactl: s3://clicks/tables/day_*.parquet cannot be read (Unable to locate credentials)")
+        environment.update(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
+        assert run(*describe, table).startswith("table: 2,000 rows, 0 numeric features, 1 fields")
+        put("day_2.parquet", 900)
+        assert run(*describe, "data.path=s3://clicks/tables").startswith("table: 2,100 rows")
+        small = ("cluster=virtual", "mode=gba", "model.dim=4", "model.hidden=[8]", "train.global_batch=64")
+        trained = run("train", *describe[2:], table, *small, "tracking.enabled=false", "--json")
+        assert json.loads(trained.splitlines()[-1])["samples"]["trained"] == 1200
+        told = run(*describe, "data.path=s3://clicks/tables/day_3.parquet", code=1)
+        exists = "s3://clicks/tables/day_3.parquet does not exist; type the URL of a file, a folder or a glob."
+        assert told == f"gbactl: {exists}"
+    finally:
+        server.stop()

@@ -55,7 +55,9 @@ def consistent(result: dict[str, Any], samples: int, *, global_batch: int = 256,
 
 
 def traced(run_dir: Path, result: dict[str, Any]) -> None:
-    """The trace has slices of every process, within or after each other in a thread, until step 200 after the first."""
+    """The trace has slices of every process, within or after each other in a thread, until step 200 after the first.
+
+    They are of the time of the run, whatever other clocks its hosts have."""
     events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     names = {each["pid"]: each["args"]["name"] for each in events if each["ph"] == "M"}
     slices = [each for each in events if each["ph"] == "X"]
@@ -63,9 +65,11 @@ def traced(run_dir: Path, result: dict[str, Any]) -> None:
     assert {names[each["pid"]] for each in slices} == processes == set(names.values())
     steps = [int(each["name"].removeprefix("step ")) for each in events if each["ph"] == "i"]
     assert steps and max(steps) <= min(steps) + 201
-    open_until: dict[int, list[float]] = {}
+    times = [each["ts"] for each in slices]
+    assert max(times) - min(times) < 1e6 * (result["wall_seconds"] + 60)
+    open_until: dict[tuple[int, int], list[float]] = {}
     for each in sorted(slices, key=lambda each: (each["ts"], -each["dur"])):
-        ends = open_until.setdefault(each["tid"], [])
+        ends = open_until.setdefault((each["pid"], each["tid"]), [])
         while ends and ends[-1] <= each["ts"] + 0.01:
             ends.pop()
         assert not ends or each["ts"] + each["dur"] <= ends[-1] + 0.01

@@ -4,6 +4,7 @@ Python with PyTorch and MLflow would be the longest part."""
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -59,6 +60,7 @@ def _run(
     paths: tuple[str, str], store: Path,
 ) -> None:  # fmt: skip
     """Start of a command's process."""
+    gc.freeze()  # otherwise garbage collections go through, and copy, the memory shared with the other commands
     atexit.unregister(_end)
     os.setsid()
     os.chdir(cwd)

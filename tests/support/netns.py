@@ -254,10 +254,12 @@ class Loopback(Hosts):
 
 
 class Containers(Hosts):
-    """Such hosts with process numbers of their own and no sshd; `reach HOST COMMAND` runs a command there."""
+    """Such hosts with process numbers and monotonic clocks of their own and no sshd.
+
+    `reach HOST COMMAND` runs a command there."""
 
     def _keys(self) -> None:
-        enter = f'exec nsenter -t "$(cat {self.folder}/pid-$host)" --net --mount --pid "$@"'
+        enter = f'exec nsenter -t "$(cat {self.folder}/pid-$host)" --net --mount --pid --time "$@"'
         self.reach.write_text(f"#!/bin/sh\nhost=$1\nshift\n{enter}\n")
         self.reach.chmod(0o755)
 
@@ -267,7 +269,10 @@ class Containers(Hosts):
         return self.folder / "reach"
 
     def _serve(self, name: str) -> None:
-        self._begin(name, "exec sleep infinity", "unshare", "--pid", "--fork", "--mount-proc")
+        later = str(100_000 * (1 + self.names.index(name)))
+        self._begin(
+            name, "exec sleep infinity", "unshare", "--pid", "--time", "--monotonic", later, "--fork", "--mount-proc"
+        )
 
     def restart(self, name: str) -> None:
         """A killed host is there again, with nothing of what it had."""

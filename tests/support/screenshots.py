@@ -46,7 +46,7 @@ def shoot(page: Any, path: Path) -> None:
     page.wait_for_timeout(2500)  # charts and panels move for a moment
     page.screenshot(path=path)
     picture = Image.open(path).convert("RGB")
-    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 
@@ -55,13 +55,26 @@ def named(before: str, mode: str, after: str = "") -> re.Pattern[str]:
     return re.compile(rf"^{before}(sync>)?{mode}(@\w+)?{after}$")
 
 
+def widen_list(page: Any, pixels: int) -> None:
+    """Drag the border between the list of runs and the charts to the right, so that no name is cut off."""
+    box = page.locator(".ag-root").first.bounding_box()
+    right, middle = box["x"] + box["width"], box["y"] + box["height"] / 2
+    page.mouse.move(right, middle)
+    page.mouse.down()
+    page.mouse.move(right + pixels, middle)
+    page.mouse.up()
+    page.mouse.move(0, 0)  # away from the border, which is blue below the mouse
+
+
 def shoot_mlflow(browser: Any, address: str, pictures: Path) -> None:
     """Take the pictures of the MLflow UI, whose page by mode is at `address`."""
-    page = new_page(browser, WIDTH)
+    page = new_page(browser, 1400)  # for the names of groups beside two columns of charts
     page.goto(address)
     page.get_by_text(named("Group: ", "gba")).wait_for()
     close_assistant(page)
+    page.get_by_role("button", name="Hide banner").click()
     wait_for(lambda: page.locator(".js-plotly-plot").count() >= 2, 60)
+    widen_list(page, 110)
     shoot(page, pictures / "by-mode.png")
     page = new_page(browser, WIDTH)
     page.goto(address.partition("&compareRunsMode")[0])
@@ -89,8 +102,8 @@ def shoot_mlflow(browser: Any, address: str, pictures: Path) -> None:
     page.get_by_role("button", name="Compare", exact=True).click()
     page.get_by_text("Comparing 3 Runs from 1 Experiment").wait_for()
     page.goto(f"{page.url}&workflowType=machine_learning")
+    page.set_viewport_size({"width": WIDTH, "height": 1000})
     page.get_by_text("Visualizations", exact=True).click(timeout=10000)
-    page.get_by_text("Run details", exact=True).click(timeout=10000)
     page.get_by_role("switch").first.click()  # of the parameters, those that differ
     shoot(page, pictures / "compare.png")
 

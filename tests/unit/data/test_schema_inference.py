@@ -45,7 +45,7 @@ COLUMNS = [  # column name, cells, what it is read as, part of the reason
         "balance",
         [f"{RNG.lognormvariate(3, 2):.2f}" for _ in range(ROWS)],
         {"kind": "numeric", "transform": "log1p"},
-        "half below",
+        "half at most",
     ),
     ("price", ["NA" if i % 9 == 0 else v for i, v in enumerate(NUMBERS)], NUMERIC, "numbers"),
     ("stars", of(1, 2, 3, 4, 5), FEW, "5 whole numbers"),

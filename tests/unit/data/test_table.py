@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +20,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from fsspec.registry import known_implementations
+from fsspec.registry import _registry, known_implementations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gbactl.data import table_files
+from gbactl.data import table_files, text_files
 from gbactl.data.cache import data_fingerprint, prepare
 from gbactl.data.column_conversion import days, texts, timestamps
 from gbactl.data.data_summary import overview, summarise
@@ -223,6 +224,20 @@ def test_chunks_are_bounded_whatever_the_file(tmp_path: Path, monkeypatch: pytes
         seen = list(read_table(path, TextForm(), None, BadLines(0), lambda stage, fraction: None))
         assert sum(len(each.frame) for each in seen) == 3000
         assert max(len(each.frame) for each in seen) <= 50
+
+
+def test_text_is_read_ahead_of_its_rows_by_a_bounded_number_of_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "BLOCK", 2000)
+    monkeypatch.setattr(text_files, "PIECE", 2000)
+    path, told = tmp_path / "t.csv", list[float]()
+    path.write_bytes(b"a,b\n" + b"1234,5678\n" * 100_000)  # 500 blocks
+    chunks = read_table(path, TextForm(), None, BadLines(0), lambda stage, fraction: told.append(fraction))
+    next(chunks)
+    time.sleep(0.5)
+    assert len(next(chunks).frame) <= 200 and 0 < told[-1] < 0.1, "pyarrow reads at most 32 blocks ahead"
+    chunks.close()
 
 
 def test_rows_with_long_lists_are_read_fewer_at_a_time(tmp_path: Path) -> None:
@@ -580,6 +595,18 @@ def test_a_dictionary_of_parquet_is_read_as_its_texts(load: Load, tmp_path: Path
     assert whole(found).ids.tolist() == whole(plain).ids.tolist()
 
 
+def test_a_text_that_means_missing_does_so_in_parquet_too(load: Load, tmp_path: Path) -> None:
+    cells = {"y": ["0", "1", "0", "1"], "x": ["1.5", "NA", "2", "NA"], "c": ["a", "-", "b", "NA"]}
+    schema = f"missing: ['', NA, '-']\n{SMALL}"
+    text = "\n".join(",".join(row) for row in [[*cells], *zip(*cells.values(), strict=True)])
+    plain = load(**small(tmp_path, text, schema), days=2)
+    parquet(tmp_path / "t.parquet", cells)
+    found = load(name="table", path=str(tmp_path / "t.parquet"), schema=str(tmp_path / "s.yaml"), days=2)
+    assert whole(found).numeric.tolist() == whole(plain).numeric.tolist() == [[1.5], [0], [2], [0]]
+    assert whole(found).ids.tolist() == whole(plain).ids.tolist()
+    assert [row[0] == 0 for row in whole(found).ids.tolist()] == [False, True, False, True]
+
+
 def test_all_rows_of_one_day_are_refused_with_the_way_out(load: Load, tmp_path: Path) -> None:
     text = "y,x,d\n" + "1,2,2024-01-31\n0,3,2024-01-31\n" * 4
     options = small(tmp_path, text, "columns: {y: label, x: numeric, d: day}")
@@ -708,10 +735,10 @@ def test_other_readers_take_urls_too(load: Load, criteo_lines: Callable[[int], l
 def test_urls_that_cannot_be_read(
     url: str, kind: type[GbactlError], message: str, load: Load, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "s3:" in url and "s3fs" in fsspec.registry:
-        pytest.skip("s3fs is installed")
     lacking = {"class": "absentfs.AbsentFileSystem", "err": "Install absentfs for it."}
-    monkeypatch.setitem(known_implementations, "absent", lacking)
+    for protocol in ("absent", "s3"):
+        monkeypatch.setitem(known_implementations, protocol, lacking)
+        monkeypatch.delitem(_registry, protocol, raising=False)
     with pytest.raises(kind, match=message):
         load(name="table", path=url, schema=schema)
 

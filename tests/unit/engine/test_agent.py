@@ -12,14 +12,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gbactl.data.cache import prepare
 from gbactl.engine import host_and_network_facts
-from gbactl.engine.agent import FILES, mark
-from gbactl.engine.agent_connection import AGENT, AgentConnection, MessageDecoder, command, pack
+from gbactl.engine.agent import FILES, AgentProcess, AgentProcesses, files_of, mark
+from gbactl.engine.agent_connection import AGENT, PIECE, AgentConnection, MessageDecoder, command, pack
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_and_network_facts import ReachabilityProbe, dial
 from gbactl.errors import ClusterError, WireError
@@ -52,7 +53,9 @@ def agents_of(folder: Path, environment: dict[str, str] | None = None) -> Iterat
 
 
 def settle(link: AgentConnection, **more: Any) -> dict[str, Any]:
-    fields = {"hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}}
+    fields = {
+        "hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}, "traced": False,
+    }  # fmt: skip
     return link.request("settle", 20.0, **{**fields, "run_dir": "/there/is/no/such", **more})
 
 
@@ -150,6 +153,23 @@ def test_a_process_s_log_and_end_are_told(link: AgentConnection, tmp_path: Path)
     wait_for(lambda: any(name == "log" and f"pid {pid}".encode() in fields["data"] for name, fields in told), 30)
     link.send("signal", name="S0", number=int(signal.SIGKILL))
     wait_for(lambda: ("exited", {"name": "S0", "code": -9}) in told, 20)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_trace_is_sent_in_pieces_before_the_end_is_told(traced: bool) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    nodes = AgentProcesses(lambda name, fields: told.append((name, fields)))
+    assert not nodes.choose_log_folder(Path("/there/is/no/such"), TOKEN, traced)
+    assert nodes._folder is not None
+    files, whole = files_of(nodes._folder, "W0"), os.urandom(PIECE + 7)
+    assert files["trace"].parent.is_dir() == traced
+    if traced:
+        files["trace"].write_bytes(whole)
+    nodes.processes["W0"] = AgentProcess("W0", SimpleNamespace(poll=lambda: 0), files)  # type: ignore[arg-type]
+    nodes.poll()
+    nodes.clear()
+    sent = [("trace", {"name": "W0", "data": piece}) for piece in (whole[:PIECE], whole[PIECE:])]
+    assert told == [*(sent if traced else []), ("exited", {"name": "W0", "code": 0})]
 
 
 def test_an_agent_that_is_stopped_counts_as_gone(link: AgentConnection) -> None:

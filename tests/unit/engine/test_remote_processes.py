@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gbactl.engine import preflight, remote_processes
+from gbactl.engine.agent import files_of
 from gbactl.engine.host_agents import HostAgents
 from gbactl.launch.hydra_config import compose
 from tests.support.processes import launch_of
@@ -57,6 +58,17 @@ def test_why_a_host_that_is_there_again_is_not_used_is_said_once(
         "check out the same commit there, with the same changes, and type make install.",
         "  Host b is there again; it gets no worker.",
     ]
+
+
+def test_logs_and_traces_that_agents_send_are_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = started(HostAgents, [], tmp_path, monkeypatch)
+    for kind, path in files_of(tmp_path, "W0-1").items():
+        path.parent.mkdir()
+        for data in (b"one", b"two"):
+            processes._on_report(kind, {"name": "W0-1", "data": data})
+        assert path.read_bytes() == b"onetwo"
 
 
 def test_the_end_waits_for_who_still_asks_a_lost_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def different() -> Callable[[Collection[Any]], bool]:
 
     def ask(cells: Collection[Any]) -> bool:
         pairs = [(cell.overrides, cell.base) for cell in cells]
-        return len({tuple(config_hash(to_dict(compose(list(o)))) for o in pair if o) for pair in pairs}) == len(pairs)
+        hashes = {each: config_hash(to_dict(compose(list(each)))) for each in set().union(*pairs) if each}
+        return len({tuple(hashes[each] for each in pair if each) for pair in pairs}) == len(pairs)
 
     return ask

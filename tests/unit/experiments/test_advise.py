@@ -45,9 +45,9 @@ def told(mode: str, **rates: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("named", "right", "words"),
     [
-        ("gba", True, "named gba, with 1.00 of the EPS of the best, gba"),
-        ("sync", False, "named sync, with 0.50 of the EPS of the best, gba"),
-        ("async", False, "named async, whose measured AUC is worse; best: gba"),
+        ("gba", True, "`gbactl advise` named gba, with 1.00 of the EPS of the best mode, gba"),
+        ("sync", False, "`gbactl advise` named sync, with 0.50 of the EPS of the best mode, gba"),
+        ("async", False, "`gbactl advise` named async, whose measured AUC is worse; the best mode is gba"),
     ],
 )
 def test_the_best_is_the_fastest_with_the_auc_of_sync(named: str, right: bool, words: str) -> None:
@@ -59,7 +59,8 @@ def test_the_best_is_the_fastest_with_the_auc_of_sync(named: str, right: bool, w
 def test_results_have_predictions_beside_measurements(settings: list[Any]) -> None:
     done = {"setting": settings[0], "advice": told("gba", sync=1.0, gba=2.1), "runs": runs(sync=SYNC, gba=GBA)}
     text = truth.text([done], "abc")
-    assert "in 1 of 1 settings" in text and "named gba, with 1.00 of the EPS of the best, gba: right." in text
+    assert "in 1 of 1 settings" in text
+    assert "named gba, with 1.00 of the EPS of the best mode, gba. The advice was right." in text
     gba = "| gba | 2,100 | 2,000 | 2.10 | 2.00 +-0.00 | +0.00000 +-0.00010 | +0.00000 +-0.00000 | same | same | 0.10 |"
     assert gba in text
 

@@ -56,7 +56,7 @@ def test_a_table_has_slopes_and_refusals() -> None:
         "| 100 | 100 | -1.00 | 19000.0 | 1.90 / 0.00 / 0.00 | the cores: workers use 100% of the run's |",
         "| 1,000 | - | - | - | - | refused: too much |",
         "",
-        "Slope over all (log-log): samples/s -1.00, CPU a sample +1.00.",
+        "Slope over all points (log-log): samples/s -1.00, CPU per sample +1.00.",
     ]
     assert "Written by `curves.py`" in text and "## rows: rows of it" in text
 

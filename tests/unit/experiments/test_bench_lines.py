@@ -92,6 +92,7 @@ def test_every_measurement_has_a_name(run: Any, tmp_path: Path) -> None:
     names = set(run.jobs(some_bench(tmp_path), 1, True, quiet))
     assert set(TARGETS) < names
     assert {"kernel-copy", "tsv", "virtual-128", "virtual-512", "server-cpu-shm", "server-cpu-tcp"} < names
+    assert {"measuring-128", "measuring-512"} < names
 
 
 def test_neither_a_failure_nor_a_cut_costs_the_other_lines(run: Any) -> None:
@@ -128,10 +129,11 @@ def test_the_results_say_how_where_and_with_what() -> None:
     ]  # fmt: skip
     text = bench_report.text(found, settings(), {"d": "it took too long"}, HERE)
     assert text.splitlines() == [
-        "# Results", "", "Last written by `run.py --out here`; lines that it did not measure stay.", "",
+        "# Results", "", "Last written by `run.py --out here`, which keeps the lines that it did not measure.", "",
         "Machine: CPU, 2 cores, 23.4 GiB, Linux 6; load 0.1 before. "
         "Versions: python 3.11.1, torch 2.13.0, horovod none, gbactl 0.1.0.", "",
-        "Medians of alternating rounds, with their range; a day of 400,000 samples. 1 of 2 targets met.", "",
+        "Each figure is the median of alternating rounds, with their range; a run trains 400,000 samples. "
+        "1 of 2 targets are met.", "",
         "| line | what | measured | min - max | target |  | figures |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         "| a | up | 0.900 | 0.800 - 1.000 | >= 0.95 | missed |  |",

@@ -24,6 +24,6 @@ def test_looks_count_for_the_innermost_function_of_a_thread() -> None:
 
 def test_a_nodes_table_shares_out_the_cpu_of_its_role() -> None:
     text = profile_run.of_node("S0", profile_run.stacks(RAW), 2.0)
-    assert "2.00 us of CPU a sample for its role, 100 looks." in text
+    assert "All processes of this role use 2.00 us of CPU per sample; 100 stack samples." in text
     assert "| MainThread | `apply (shard.py)` | 66.0% | 1.32 |" in text
     assert "| | the rest | 0.0% | 0.00 |" in text

@@ -41,7 +41,7 @@ def test_a_mode_is_compared_with_sync_of_the_same_place_and_seed(cells: list[Any
     }
     ratios = write_map.compared(cells, "optim.lr", write_map.eps_ratio)
     assert ratios["gba"]["0.002", "8"] == [2.0, 2.0]  # 200 / 4 s and 200 / 2 s
-    assert write_map.gaps(cells) == "The best possible AUC minus sync's, by learning rate: 0.1000 at 0.002.\n"
+    assert write_map.gaps(cells) == "The best possible AUC minus the AUC of sync, by learning rate: 0.1000 at 0.002.\n"
 
 
 def test_the_lead_of_gba_over_each_derived_mode(cells: list[Any]) -> None:

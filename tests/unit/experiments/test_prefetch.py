@@ -36,7 +36,7 @@ def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(monkeypatch
         cells.append(taken_over("rows", seed, 0.8 + seed / 100 - 0.002, 0.7))
     monkeypatch.setattr(study_results.Results, "found", lambda self, part: cells)
     text = write_prefetch.take_over()
-    assert "reaches 0.8160; 0.9000 is possible" in text
+    assert "AUC of `sync` is 0.8160; the best possible AUC is 0.9000." in text
     [data] = [line for line in text.splitlines() if "`data`" in line]
     assert "**-0.0002 +-0.0000** | **-0.0002 +-0.0000** | 2.000 +-0.000 | 0.750 +-0.000 | 1.00 | 7" in data
     [rows] = [line for line in text.splitlines() if "| `rows` |" in line]

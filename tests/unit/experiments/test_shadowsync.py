@@ -113,7 +113,7 @@ def test_a_change_is_a_mean_over_pairs_of_the_same_seed() -> None:
     cells = [done(mode, 1, seed, auc=aucs[mode][seed], **common) for mode in aucs for seed in (0, 1)]
     table = tables.listing(cells, "line")
     assert "| gba | 0.76000 +-0.63531 | 0.01000 +-0.00000 |" in table  # 12.7062 x .1 / 2
-    assert "in pairs of the same seed, against sync" in table
+    assert "the AUC minus that of sync with the same seed" in table
 
 
 def test_threads_and_processes_on_one_replica_are_measured() -> None:

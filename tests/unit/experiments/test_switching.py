@@ -77,7 +77,7 @@ def test_aucs_after_a_switch_are_paired_by_seed() -> None:
     text = both_ways.table(switched())
     assert "| sync -> gba, after 3 days | **+0.0001 +-0.0000** | **-0.0001 +-0.0000** |" in text
     assert "| gba -> sync, anew, after 3 days | -0.0100 +-0.0248 | -0.0100 +-0.0000 |" in text
-    assert "n = 3" in text and "0.80000 where it begins after 3 days" in text
+    assert "; 3 seeds." in text and "0.80000 for switches after 3 days" in text
     assert both_ways.after("e1") == "1 epoch"
 
 

@@ -19,7 +19,9 @@ from gbactl.wire.node_measurements import (
     NodeTimes,
     ServerTimes,
     Trace,
+    clock_zero,
     merge_traces,
+    trace_part,
 )
 
 
@@ -60,9 +62,9 @@ def test_a_server_is_idle_or_busy_in_training_only() -> None:
 
 
 def test_traces_of_processes_become_one_until_their_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Trace.of_process(tmp_path, "W0", 7) is None
+    assert Trace.of_process(tmp_path, "W0") is None
     (tmp_path / TRACE_DIR).mkdir()
-    trace, now = Trace.of_process(tmp_path, "W0", 7), iter([2.0, 2.5, 3.0, 4.0, 5.0])
+    trace, now = Trace.of_process(tmp_path, "W0"), iter([2.0, 2.5, 3.0, 4.0, 5.0])
     assert trace is not None
     monkeypatch.setattr(NodeTimes, "trace", trace)
     times = NodeTimes(clock=lambda: next(now))
@@ -80,5 +82,20 @@ def test_traces_of_processes_become_one_until_their_last_step(tmp_path: Path, mo
         ("push", 2e6, 5e5), ("batch", 2.5e6, 2.5e5), ("rows", 2.75e6, 2.5e5),
     )]  # fmt: skip
     assert [each["name"] for each in events if each["ph"] == "i"] == ["step 1000"]
-    assert events[0]["args"] == {"name": "W0"} and {each["pid"] for each in events} == {7}
+    assert events[0]["args"] == {"name": "W0"} and {each["pid"] for each in events} == {1}
     assert not (tmp_path / TRACE_DIR).exists()
+
+
+def test_times_of_another_machine_are_of_this_one_s_clock_and_keep_their_order(tmp_path: Path) -> None:
+    """Its two processes have not read the same zero, and have threads of the same number; a third part is not whole."""
+    (tmp_path / TRACE_DIR).mkdir()
+    day, slices = 86_400.0, [{"ph": "X", "name": "push", "ts": 86_400e6, "dur": 1.0, "tid": 9}]
+    for name, read_late in (("S0", 0.0), ("W0", 5e-5)):
+        part = json.dumps({"zero": clock_zero() - day - read_late, "events": slices})
+        trace_part(tmp_path, name).write_text(part)
+    trace_part(tmp_path, "W1").write_text(part[:-3])
+    events = json.loads(merge_traces(tmp_path).read_text())["traceEvents"]
+    assert {each["args"]["name"]: each["pid"] for each in events if each["ph"] == "M"} == {"S0": 1, "W0": 2}
+    server, worker = (each for each in events if each["ph"] == "X")
+    assert (server["pid"], worker["pid"]) == (1, 2)
+    assert server["ts"] == worker["ts"] == pytest.approx(0.0, abs=1e3)

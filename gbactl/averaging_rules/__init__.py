@@ -42,7 +42,7 @@ class AveragingRule(ABC):
 
     @abstractmethod
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """Compute an exchange in place: the change of the replica, and the new centre or global model.
+        """Compute an exchange in place: the change to add to the replica, and the new centre or global model.
 
         Of two vectors f32[n], `replica` is as it was sent and becomes the difference to add to the current replica;
         `other` is the previous centre or the mean and becomes the centre or global model."""

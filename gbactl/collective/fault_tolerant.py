@@ -147,7 +147,9 @@ class FaultTolerantCollective(ABC):
 
     @abstractmethod
     def give(self, name: str, buffer: Any) -> Any:
-        """Record this rank's summand before a ring overwrites it; without a ring, begin to sum. Returns a handle."""
+        """Keep a copy of this rank's summand, which a ring overwrites; without a ring, begin to sum.
+
+        Returns a handle for `sum_given`."""
 
     @abstractmethod
     def sum_given(self, handle: Any) -> None:

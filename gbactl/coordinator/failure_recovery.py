@@ -191,7 +191,9 @@ class WorkerRecovery:
 
 
 class ServerRecovery:
-    """Server failures and successors. `full`: after a server failure all nodes roll back to a checkpoint."""
+    """Coordinator's handling of server failures: deadlines, successors, and the rows that these recover.
+
+    `full`: after a server failure all nodes roll back to a checkpoint."""
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full

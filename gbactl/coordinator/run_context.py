@@ -43,7 +43,7 @@ from gbactl.coordinator.state import (
 from gbactl.coordinator.statistics import ActivityTimes
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
-from gbactl.faults.measured_slowdowns import ObservedBatches
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.quality_metrics import evaluate
 from gbactl.switching.auto_controller import SYNC, AutoController, AutoSwitch
 from gbactl.switching.switch_schedule import SwitchPlan
@@ -186,7 +186,7 @@ class RunContext:
 
     @property
     def finished(self) -> int:
-        """Number of samples trained, decayed or lost so far, including the current phase."""
+        """Number of samples of the run that were trained, decayed or lost so far, in the current phase, too."""
         return self.record.ledger.finished + (0 if self.training is None else self.training.policy.ledger.finished)
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.faults.measured_slowdowns import ObservedBatches
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.policies.policy import Member, Step
 from gbactl.wire.messages import WAITS, GradientNorms
 

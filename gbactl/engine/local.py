@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LocalEngine(EngineInterface):
-    """Engine that starts processes as children of the launcher."""
+    """Engine that starts processes on the launcher's machine."""
 
     def train(self, launch: LaunchContext) -> None:
         from gbactl.engine.local_processes import RunProcesses

@@ -208,7 +208,7 @@ def worker_vectors(cfg: RunConfig) -> int:
 
 
 def vectors(cfg: RunConfig) -> int:
-    """Count the vectors of dense size in all processes on this machine.
+    """Estimate how many vectors of dense size all processes of a run on this machine will hold, at least.
 
     The workers of a virtual cluster share one model."""
     served = served_vectors(cfg)

@@ -26,7 +26,7 @@ NUMBERS_DO_NOT_DEPEND_ON = ("advise", "calibration", "cli", "report", "tracking"
 
 
 class InstallError(GbactlError):
-    """Failure of an installation step; the sentence names the step and its log."""
+    """Failure of an installation step; the sentence names the step, and the reason or where it stands."""
 
 
 def version(package: str) -> str:

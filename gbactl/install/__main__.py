@@ -47,7 +47,7 @@ def torch_requirement() -> str:
 
 
 def install(horovod: bool) -> None:
-    """Create .venv and install torch, gbactl with its tools, and Horovod. Raises InstallError."""
+    """Create .venv and install torch, gbactl with its tools and, if `horovod`, Horovod. Raises InstallError."""
     logs = VENV / "log"
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install"]
     if not PYTHON.exists():

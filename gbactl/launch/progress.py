@@ -26,7 +26,7 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, TrackingConfig
 from gbactl.engine.signals import leave_terminal
 from gbactl.errors import GbactlError
-from gbactl.faults.measured_slowdowns import fault_lines
+from gbactl.faults.observed_effects import fault_lines
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 if TYPE_CHECKING:

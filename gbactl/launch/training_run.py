@@ -38,7 +38,7 @@ from gbactl.engine.signals import (
 )
 from gbactl.errors import ClusterError, NoRoomError, OwnCodeError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.measured_slowdowns import fault_lines, fault_metrics, with_injected
+from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control_socket import ControlSocket
@@ -410,7 +410,7 @@ class LaunchedRun:
         self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])
 
     def _on_checkpoint(self, fields: dict[str, Any]) -> None:
-        """Show and log an event on checkpoints: saved, failed, or planned with the estimated costs."""
+        """Log a saved checkpoint, show a failed one, and do both with the estimated costs of planned ones."""
         if fields["state"] == "saved":
             metrics = {"checkpoint_seconds": fields["seconds"], "checkpoint_mb": fields["bytes"] / 1e6}
             self._log(metrics, fields["samples"])

@@ -80,7 +80,7 @@ class ReplicaPolicy(AsyncPolicy):
     shadow: ClassVar[bool] = False
 
     def grant(self, batch: int, token: int) -> Grant:
-        """Make the grant of a batch, whose rows must include every step ordered so far, also the worker's own."""
+        """Make the grant of a batch: its rows are pulled after every step ordered so far, the worker's own included."""
         grant = super().grant(batch, token)
         share = grant.samples / self.phase.local_batch
         return replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)

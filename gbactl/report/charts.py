@@ -56,7 +56,7 @@ def svg(spec: Spec) -> str:
 
 
 def curves(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: str) -> Spec | None:
-    """Specify curves over a common axis, with bands and marks; None without points.
+    """Return the Vega-Lite specification of curves over a common axis, with bands and marks; None without points.
 
     Rows have kind, group and x. Of kind line (a point of a line with a band) and dot (a point with a whisker): mean,
     low and high. Of kind switch, failure and slow (from x to end): text and number, the group's place."""

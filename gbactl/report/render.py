@@ -65,7 +65,7 @@ def grid(report: Report) -> list[GridColumn]:
 
 
 def _keys(report: Report, lines: Sequence[Group | SlowdownLine | FailureLine | TimeLine]) -> list[GridColumn]:
-    """Make the columns of the rows' keys."""
+    """Make a column for each parameter by which the report groups runs, with each row's value of it."""
     return [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
 
 

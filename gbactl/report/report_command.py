@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gbactl.atomic_files import CONFIG, RESULT
 from gbactl.checked_dataclasses import did_you_mean
 from gbactl.errors import TrackingError, UsageError
-from gbactl.faults.measured_slowdowns import fault_metrics
+from gbactl.faults.observed_effects import fault_metrics
 from gbactl.report.compare import Report, compare, last_round
 from gbactl.report.configuration_differences import configuration, shown_value_of, value_of
 from gbactl.report.failures_and_slowdowns import slow_sentence

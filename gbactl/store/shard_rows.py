@@ -107,7 +107,7 @@ class PullCounts:
         self._at_pull: dict[int, tuple[Ints, Any]] = {}
 
     def record_pull(self, batch: int, index: Ints) -> None:
-        """Record the current touch counts of the rows `index` int32[n] as pulled for a batch.
+        """Record the touch counts that the rows `index` int32[n] have now, when batch `batch` pulls them.
 
         Raises ValueError on an index outside.
         """

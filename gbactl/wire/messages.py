@@ -484,7 +484,7 @@ class DenseSaved(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """To a worker, in mode `sync`: another worker has failed; do not wait for it."""
+    """To every worker: another worker has failed, so all-reduces, if there are any, no longer wait for it."""
 
     worker: Integer
 

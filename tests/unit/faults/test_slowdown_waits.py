@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.faults.measured_slowdowns import ObservedBatches, fault_metrics
+from gbactl.faults.observed_effects import ObservedBatches, fault_metrics
 from gbactl.faults.slowdown_waits import MOST_LATE, ServerSlowdown, WorkerSlowdown, server_slowdowns
 from tests.support.fault_plans import plan
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
-from gbactl.faults.measured_slowdowns import (
+from gbactl.faults.observed_effects import (
     CALM_BATCHES,
     WARM_UP,
     ObservedBatches,

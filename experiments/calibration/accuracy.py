@@ -54,7 +54,7 @@ def verdict(local: Sequence[Record], virtual: Sequence[Record]) -> str:
 NOTES = """\
 - local EPS: mean and standard deviation over n runs of `gbactl train` (`eps` of result.json).
 - predicted EPS: the EPS of one run with `cluster=virtual cost=experiments/calibration/calibrated.yaml`.
-- fitted on: whether the calibration was fitted to runs with this number of workers; it never has this table's runs.
+- fitted on: whether the fit used runs with this number of workers; no run of this table was part of the fit.
 - others' cores: the cores that processes outside of the run used during the run, on average. Runs in which these were
   more than 3 % of the cores were repeated, up to twice."""
 

@@ -57,7 +57,7 @@ def scaling(cells: Sequence[Done]) -> str:
         cells_of = [written(ratios[n], 3, lambda mean: mean >= LINEAR) for n in trainers]
         rows[line] = [*cells_of, f"{written(eps, 0)} at {most}"]
     note = f"Each number is EPS / (number of trainers x EPS of one trainer of the line); bold: at least {LINEAR}."
-    more = "most EPS: the largest EPS of the line, and the number of trainers from which on more trainers add nothing."
+    more = "most EPS: the largest EPS of the line, and the number of trainers with which it was measured."
     return markdown("EPS, by trainers", [*trainers, "most EPS"], rows, note, more)
 
 

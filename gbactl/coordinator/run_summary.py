@@ -143,6 +143,7 @@ class RunSummary:
     def progress(self, training: LivePhase | None, step: int) -> dict[str, Any]:
         """Progress of the run for a report; adds a point to the curves if a gradient was announced since the last one.
 
+        At the end of a phase without such a gradient, moves the last point there: it has all finished samples then.
         `eps` is None between two phases where nothing was announced since the last report."""
         ledger = training.policy.ledger if training else Ledger()
         recent, now = self.statistics.take_recent(), self.seconds
@@ -157,6 +158,8 @@ class RunSummary:
         point = {"samples": finished, "seconds": now, "training_seconds": trained, "eps": now_eps, **recent.point()}
         if recent.samples:
             self.curve.append(point)
+        elif training is None and self.curve and finished > last["samples"]:
+            self.curve[-1] = {**last, "samples": finished, "seconds": now, "training_seconds": trained}
         return {
             **point,
             **self._round_fields(training),

@@ -76,8 +76,8 @@ class AgentProcesses:
     def choose_log_folder(self, run_dir: Path, token: str, traced: bool) -> bool:
         """Choose the log folder: the launcher's run directory if it is visible on this host, else a temporary folder.
 
-        There, where the run is `traced`, a trace directory asks the processes for their parts of the trace, too.
-        Returns whether this host sees the launcher's directory."""
+        The temporary folder of a `traced` run has a trace directory, which makes the processes write their parts of
+        the trace. Returns whether this host sees the launcher's directory."""
         with contextlib.suppress(OSError):
             self._shared = (run_dir / mark(token)).is_file()
         if self._shared:
@@ -152,7 +152,7 @@ class AgentProcesses:
 
 
 def files_of(folder: Path, name: str) -> dict[str, Path]:
-    """Return a process's log and its part of the trace, which it writes at its end, by the messages that send them."""
+    """Return a process's log, and its part of the trace (written at its end), by the names of the agent's messages."""
     return {"log": folder / "logs" / f"{name}.log", "trace": trace_part(folder, name)}
 
 

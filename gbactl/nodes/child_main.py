@@ -74,10 +74,10 @@ def serve_forks(launcher: int) -> None:
     gc.disable()  # collecting garbage takes a tenth of the imports' CPU time
     for module in IMPORTED:
         importlib.import_module(module)
-    gc.enable()
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit(1)
     gc.freeze()  # otherwise each node's garbage collections copy the memory that it shares with the others
+    gc.enable()
     line.send(READY)
     while True:
         data, fds, *_ = socket.recv_fds(line, MOST_BYTES, MOST_FDS)

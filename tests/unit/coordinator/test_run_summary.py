@@ -1,14 +1,18 @@
-"""What a failure cost, on a clock that a test turns; and its line in a report."""
+"""The end of a phase in the curves, and what a failure cost, on a clock that a test turns; its line in a report."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gbactl.coordinator.run_summary import RecoveryTimes
+from gbactl.config import Round
+from gbactl.coordinator.live_phase import PhaseClock
+from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
+from gbactl.policies.policy import Ledger
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
 from gbactl.tracking.metrics_and_tags import failed_in_short, failure_metrics
@@ -20,6 +24,24 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_the_last_point_of_a_phase_has_all_finished_samples() -> None:
+    """Also where its last gradients, too few for a whole step, were announced before that point."""
+    clock = Clock()
+    record = RunSummary(clock, 0, [(Round(0, 0, "day 0", (1,), 1), 192)])
+    training: Any = SimpleNamespace(policy=SimpleNamespace(ledger=Ledger(trained=128), step=1), clock=PhaseClock(clock))
+    record.statistics.recent.add(0, 192, 0.5, 0.1, (3.0, 4))
+    assert record.progress(training, 1)["samples"] == 128
+    saved, clock.now = list(record.curve), 12.0
+    record.phases.append({"day": "day 0", "samples": 192, "seconds": 1.5, "closing_seconds": 0.25})
+    record.ledger.trained = 192
+    record.progress(None, 2)
+    assert record.curve == [{**saved[0], "samples": 192, "seconds": 2.0, "training_seconds": 1.75}]
+    assert (saved[0]["samples"], saved[0]["loss"], saved[0]["auc"]) == (128, 0.5, 0.75)
+    clock.now = 99.0
+    record.progress(None, 2)
+    assert record.curve[-1]["seconds"] == 2.0, "nothing was finished since"
 
 
 def test_times_count_from_the_injection() -> None:

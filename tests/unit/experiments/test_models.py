@@ -81,7 +81,7 @@ def test_the_pages_figures_of_frappe_are_those_of_the_runs(on_frappe: list[study
     page = (EXPERIMENTS.parent / "docs" / "studies" / "models.md").read_text()
     shown = figures(page[page.index("| model | published") :].partition("\n\n")[0])
     found = figures(write_models.frappe(on_frappe).replace("+-", ""))
-    assert shown == {name: found[name] for name in shown}
+    assert shown == {name: found[name] for name in write_models.PUBLISHED}
 
 
 def test_the_page_names_each_model_that_misses_the_published_auc_or_loses_auc_in_gba(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import ratio_sides
 import server_cpu
+import table_memory
 import table_sizes
 import tsv_preparation
 import unauthenticated_clients
@@ -31,6 +32,14 @@ def test_a_table_of_so_many_rows(rows: int) -> None:
     cardinality = table_sizes.max_cardinality(rows)
     assert rows <= table_sizes.table_rows(cardinality) < 1.001 * rows + 26
     assert table_sizes.table_rows(cardinality - 1) < rows
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_the_memory_of_preparing_a_table_is_measured(form: str, tmp_path: Path) -> None:
+    path = tmp_path / f"table.{form}"
+    table_memory.write(path, 300, 16, 3)
+    peak, private = table_memory.prepare_here(path)
+    assert peak >= private > 0
 
 
 def test_bytes_of_a_row_are_those_of_a_shard() -> None:

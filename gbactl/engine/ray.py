@@ -28,7 +28,7 @@ from gbactl.engine.host_placement import hosts_of
 from gbactl.engine.hosts import HostsEngine
 from gbactl.errors import ClusterError, ConfigError, GbactlError, MissingDependencyError, WireError, first_line
 
-NODES_SECONDS, KNOCK_SECONDS, FREE_SECONDS = 30.0, 5.0, 10.0
+NODES_SECONDS, KNOCK_SECONDS, FREE_SECONDS = 60.0, 5.0, 10.0
 START = "type `ray start --head` here and `ray start --address=HEAD:6379` on the others, or use `ray job submit`"
 
 

@@ -32,8 +32,7 @@ def async_pairs(bench: Bench) -> Iterator[Pair]:
     yield Pair("async-tcp", "async 4+1, TCP / reference", tcp, alone, 0.82)
     yield Pair("async-bf16", "async 4+1, bf16 / reference, bf16", low, reference(bench, 4, 512, BF16), 0.85)
     yield Pair("bf16-async", "async 4+1, bf16 / async 4+1, fp32", low, shm, 1.55)
-    gba = gbactl(bench, "gba", 4, 512)
-    yield Pair("gba", "gba 4+1 / async 4+1", gba, shm, 0.98)
+    yield Pair("gba", "gba 4+1 / async 4+1", gbactl(bench, "gba", 4, 512), shm, 0.98)
     for name, faults in (("gba-data", "none"), ("gba-data-slow", "one_slow")):
         data, rows = (gbactl(bench, "gba", 4, 512, f"faults={faults}", f"mode.prefetch={p}") for p in ("data", "rows"))
         yield Pair(name, f"gba 4+1, faults={faults}, mode.prefetch=data / rows", data, rows, 0.97)

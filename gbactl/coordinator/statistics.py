@@ -1,7 +1,7 @@
 """Statistics that the coordinator counts during a run: staleness, rates, losses, norms, workers' time by activity.
 
 norms.jsonl in the run directory has one line per sampled step: {"step", "mode", "dense": L2 norm of the applied dense
-gradient, "rows": norms of some rows' gradients}. All else is pure; a gradient costs 4 microseconds.
+gradient, "rows": norms of some rows' gradients}. All else is pure.
 """
 
 from __future__ import annotations

@@ -55,7 +55,6 @@ class AgentProcess:
 
     name: str
     process: Started
-    files: dict[str, Path]  # see files_of
     reported: bool = False
 
 
@@ -96,11 +95,11 @@ class AgentProcesses:
             raise WireError(
                 f"A host cannot start {name[:20]!r}: the name is invalid or taken, or it has no log folder."
             )
-        files = files_of(self._folder, name)
+        log = files_of(self._folder, name)["log"]
         place = None if seat is None else place_of(seat[0], seat[1], self._turn_counters)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
-        process = start_node(environment, files["log"], [] if place is None else place[:1])
-        self.processes[name] = AgentProcess(name, process, files)
+        process = start_node(environment, log, [] if place is None else place[:1])
+        self.processes[name] = AgentProcess(name, process)
         send_startup_document(process, line)
         return process.pid
 
@@ -125,9 +124,9 @@ class AgentProcesses:
                     self.tell("exited", {"name": node.name, "code": code})
 
     def _send_files(self, node: AgentProcess) -> None:
-        if self._shared:
+        if self._shared or self._folder is None:
             return
-        for kind, path in node.files.items():
+        for kind, path in files_of(self._folder, node.name).items():
             with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(self._bytes_sent[path])
                 while data := file.read(PIECE):

@@ -155,7 +155,7 @@ class NodeTimes(threading.local):
 
 
 class Activity:
-    """Context that adds its duration to the seconds of one activity; a class, as it costs half of a generator."""
+    """Context that adds its duration to the seconds of one activity; a class, as a generator costs more."""
 
     __slots__ = ("activity", "began", "times")
 

@@ -165,7 +165,7 @@ def test_a_trace_is_sent_in_pieces_before_the_end_is_told(traced: bool) -> None:
     assert files["trace"].parent.is_dir() == traced
     if traced:
         files["trace"].write_bytes(whole)
-    nodes.processes["W0"] = AgentProcess("W0", SimpleNamespace(poll=lambda: 0), files)  # type: ignore[arg-type]
+    nodes.processes["W0"] = AgentProcess("W0", SimpleNamespace(poll=lambda: 0))  # type: ignore[arg-type]
     nodes.poll()
     nodes.clear()
     sent = [("trace", {"name": "W0", "data": piece}) for piece in (whole[:PIECE], whole[PIECE:])]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from gbactl.checked_dataclasses import Count
 from gbactl.errors import require
@@ -31,8 +32,7 @@ class Attention(nn.Module):
         query, key, value = (
             layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
-        weights = torch.softmax(query @ key.transpose(2, 3) * self.factor, 3)
-        found = (weights @ value).transpose(1, 2).flatten(2)
+        found = scaled_dot_product_attention(query, key, value, scale=self.factor).transpose(1, 2).flatten(2)
         found = found + (x if self.residual is None else self.residual(x))
         return torch.relu(found if self.norm is None else self.norm(found))
 

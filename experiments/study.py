@@ -317,7 +317,10 @@ def main() -> None:
     parser.add_argument(
         "--size", default=os.environ.get("SIZE") or "default", help="full, tiny or default; also: SIZE=full"
     )
-    parser.add_argument("--only", metavar="KEY=VALUE", help="the cells with this override alone, for instance seed=1")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="KEY=VALUE",
+        help="the cells with this override alone, for instance seed=1; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="say which cells there are, and run none")
     parser.add_argument("--again", action="store_true", help="run again what another code version has run")
     parser.add_argument("--write", action="store_true", help="write results.md from what was run, and run none")
@@ -326,8 +329,8 @@ def main() -> None:
     chosen = [part for part in parts if not given.part or part.name in given.part]
     if not chosen:
         sys.exit(f"There is no such part; --part takes one of: {', '.join(part.name for part in parts)}.")
-    if given.only:
-        chosen = [replace(part, cells=tuple(c for c in part.cells if given.only in c.overrides)) for part in chosen]
+    only = set(given.only)
+    chosen = [replace(part, cells=tuple(cell for cell in part.cells if only <= {*cell.overrides})) for part in chosen]
     if given.list:
         print("\n".join(cell.name for part in chosen for cell in part.cells))
         return

@@ -4,8 +4,8 @@
 
 One process computes gradients, and after each it makes the calls that measure in a run: for the curves (a batch's
 ranked pairs, and their sums in the coordinator), and for the times by activity in a worker, a server and the
-coordinator. A call thus finds its code and data in the caches no more than in a run. Prints the median microseconds of
-CPU of each, as JSON.
+coordinator. A call thus finds its code and data in the caches no more than in a run. The coordinator adds the times of
+many gradients together; `sums` is a gradient's share of that. Prints the median microseconds of CPU of each, as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ratio_sides import Bench
 TURNS, WARM_UP = 100, 10
 LINES = {  # name: calls, and percentage of the CPU of a gradient, at most
     "curves": (("curves",), 1.0),
-    "times": (("worker", "server", "coordinator"), 0.5),
+    "times": (("worker", "server", "coordinator", "sums"), 0.5),
 }
 
 
@@ -67,6 +67,18 @@ def calls(overrides: list[str]) -> dict[str, Callable[[], object]]:
     return {"gradient": lambda: me.gradient(data, 0), **measuring}
 
 
+def sums_of_times() -> float:
+    """Measure the coordinator's microseconds of CPU a gradient for adding up the times of MOST_PENDING gradients."""
+    from gbactl.coordinator.statistics import ACTIVITIES, MOST_PENDING, ActivityTimes
+
+    times, waits = ActivityTimes(), [0.0] * (len(ACTIVITIES) - 1)
+    for _ in range(MOST_PENDING - 1):
+        times.add(time.monotonic(), 0, 0.01, waits, "async")
+    began = time.process_time()
+    times.add(time.monotonic(), 0, 0.01, waits, "async")
+    return 1e6 * (time.process_time() - began) / MOST_PENDING
+
+
 def medians(measured: Mapping[str, Callable[[], object]], turns: int = TURNS) -> dict[str, float]:
     """Measure median microseconds of CPU of each call; in each turn the calls follow each other."""
     seconds: dict[str, list[float]] = {name: [] for name in measured}
@@ -100,7 +112,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
     one_thread_each()
-    print(json.dumps(medians(calls(given.overrides))))
+    print(json.dumps({**medians(calls(given.overrides)), "sums": sums_of_times()}))
 
 
 if __name__ == "__main__":

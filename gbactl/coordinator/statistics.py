@@ -29,9 +29,11 @@ MOST_SPEEDS = 32
 ACTIVITIES = ("compute", *WAITS)
 MOST_BINS = 64
 MOST_WORKERS = 64  # of more workers, only totals of their times are kept
+MOST_PENDING = 256  # gradients' times that are added together: each one's addition alone costs five times as much
 LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that predicts one half for every sample
 
 Row = list[float]  # batches, then seconds of each of ACTIVITIES
+GradientTimes = tuple[float, int, float, Sequence[float], str]  # arguments of ActivityTimes.add
 
 
 def _add(rows: dict[int, Row], worker: int, row: Sequence[float]) -> None:
@@ -72,11 +74,22 @@ class ActivityTimes:
     ended: dict[str, dict[str, float]] = field(default_factory=dict)  # seconds of servers' processes that are gone
     # sums at the last call of `take_shares`
     reported: list[float] = field(default_factory=lambda: [0.0] * len(ACTIVITIES))
+    _pending: list[GradientTimes] = field(default_factory=list, init=False, compare=False)
 
     def add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
         """Add a gradient's seconds of computation and of waits (in the order of WAITS) in a mode.
 
         Reports with another number of waits, or values that are negative or not finite, are ignored."""
+        self._pending.append((now, worker, compute, waits, mode))
+        if len(self._pending) >= MOST_PENDING:
+            self._add_pending()
+
+    def _add_pending(self) -> None:
+        for each in self._pending:
+            self._add(*each)
+        self._pending.clear()
+
+    def _add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
         row = [1.0, compute, *waits]
         if len(waits) != len(WAITS) or min(row) < 0.0 or not math.isfinite(sum(row)):
             return
@@ -102,6 +115,7 @@ class ActivityTimes:
 
     def take_recent(self) -> dict[str, dict[str, float]]:
         """Seconds by activity: workers' since the last call (none if > MOST_WORKERS), servers' of the last beat."""
+        self._add_pending()
         recent, self.recent = self.recent, {}
         return (_named(recent) if len(recent) <= MOST_WORKERS else {}) | self.servers
 
@@ -117,10 +131,12 @@ class ActivityTimes:
 
     def shifted(self, seconds: float) -> ActivityTimes:
         """Return a copy of these times for a clock that is ahead by `seconds`."""
+        self._add_pending()
         return replace(self, began=None if self.began is None else self.began + seconds)
 
     def take_shares(self) -> dict[str, float]:
         """Share of each activity in all workers' time since the last call; empty if no time has passed."""
+        self._add_pending()
         before, self.reported = (
             self.reported,
             [sum(row[n] for row in self.totals.values()) for n in range(1, len(ACTIVITIES) + 1)],
@@ -133,6 +149,7 @@ class ActivityTimes:
         """Field `time` of result.json; `began`: when the run began, on the clock of `add`.
 
         `servers`: seconds of each server's present process by activity."""
+        self._add_pending()
         bins = self.bins if len(self.totals) <= MOST_WORKERS else []
         served = {name: _sum(self.ended.get(name, {}), servers.get(name, {})) for name in {**self.ended, **servers}}
         return {

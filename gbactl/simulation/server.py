@@ -114,9 +114,8 @@ class VirtualServer(Server):
 
     def _count_busy(self, busy: float, kernels: float) -> float:
         """Count a job's seconds as busy, and `kernels` of them as time in kernels; return the job's seconds."""
-        seconds = self.times.seconds
-        seconds[BUSY] += busy
-        seconds[KERNELS] += kernels
+        self.times.activity(BUSY).seconds += busy
+        self.times.activity(KERNELS).seconds += kernels
         return busy
 
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:

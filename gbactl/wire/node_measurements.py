@@ -127,58 +127,65 @@ class NodeTimes(threading.local):
     """Seconds per activity of the calling thread since its last call of `take`; each thread has its own."""
 
     trace: ClassVar[Trace | None] = None  # of the whole process
-    names: ClassVar[tuple[str, ...]] = tuple(WAITS)
 
-    def __init__(self, activities: int = len(WAITS), clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock, self.seconds = clock, [0.0] * activities
+    def __init__(
+        self, activities: Sequence[str] = tuple(WAITS), clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.activities = [Activity(name, clock) for name in activities]
 
     def activity(self, activity: int) -> Activity:
-        """Return a context that adds its duration to the seconds of one activity."""
-        return Activity(self, activity)
+        """Return the context that adds its duration to the seconds of one activity."""
+        return self.activities[activity]
 
     def next_batch(self, began: float, granted: float) -> None:
         """Add the time from `began` until now: until `granted` as a wait for a batch, from then on as a wait for rows.
 
         A batch that was granted before has 0 or an earlier time."""
-        now = self.clock()
+        batch, rows = self.activities[BATCH], self.activities[ROWS]
+        now = rows.clock()
         since = min(max(began, granted), now)
-        self.seconds[BATCH] += since - began
-        self.seconds[ROWS] += now - since
-        if self.trace is not None:
-            self.trace.add_interval(self.names[BATCH], began, since)
-            self.trace.add_interval(self.names[ROWS], since, now)
+        batch.add(began, since)
+        rows.add(since, now)
 
     def take(self) -> list[float]:
         """Return and clear the times, in the order of the activities."""
-        taken, self.seconds = self.seconds, [0.0] * len(self.seconds)
+        taken = []
+        for activity in self.activities:
+            taken.append(activity.seconds)
+            activity.seconds = 0.0
         return taken
 
 
 class Activity:
-    """Context that adds its duration to the seconds of one activity; a class, as a generator costs more."""
+    """Context that adds its duration to the seconds of one activity of a thread.
 
-    __slots__ = ("activity", "began", "times")
+    There is one object for each thread and activity, so it cannot be entered twice at a time. It is made once, and is
+    no generator, as it is entered with every batch."""
 
-    def __init__(self, times: NodeTimes, activity: int) -> None:
-        self.times, self.activity = times, activity
+    __slots__ = ("began", "clock", "name", "seconds")
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.name, self.clock, self.seconds = name, clock, 0.0
 
     def __enter__(self) -> None:
-        self.began = self.times.clock()
+        self.began = self.clock()
 
     def __exit__(self, *_: object) -> None:
-        times, began, now = self.times, self.began, self.times.clock()
-        times.seconds[self.activity] += now - began
-        if times.trace is not None:
-            times.trace.add_interval(times.names[self.activity], began, now)
+        self.add(self.began, self.clock())
+
+    def add(self, began: float, ended: float) -> None:
+        """Add the time between two times of the clock, also as a slice of the trace if there is one."""
+        self.seconds += ended - began
+        if NodeTimes.trace is not None:
+            NodeTimes.trace.add_interval(self.name, began, ended)
 
 
 class ServerTimes(NodeTimes):
     """Times of a server, summed over training: BUSY, handling messages, and the part of it spent in KERNELS."""
 
-    names = ("messages", "kernels")
-
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        super().__init__(2, clock)
+        super().__init__(("messages", "kernels"), clock)
+        self.clock = clock
         self._since, self._totals = clock(), {"idle": 0.0, "kernels": 0.0, "messages": 0.0}
 
     def total(self, training: bool) -> dict[str, float]:

@@ -174,14 +174,14 @@ def test_virtual_and_plain_blocks_alternate() -> None:
 def test_what_measuring_costs_is_a_share_of_the_cpu_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = ratio_sides.Bench(Path(), 1000, 1.0)
     rounds = iter([
-        {"gradient": 10_000.0, "curves": 50.0, "worker": 10.0, "server": 20.0, "coordinator": 30.0},
-        {"gradient": 10_000.0, "curves": 150.0, "worker": 10.0, "server": 10.0, "coordinator": 10.0},
+        {"gradient": 10_000.0, "curves": 50.0, "worker": 10.0, "server": 20.0, "coordinator": 25.0, "sums": 5.0},
+        {"gradient": 10_000.0, "curves": 150.0, "worker": 10.0, "server": 10.0, "coordinator": 5.0, "sums": 5.0},
     ])  # fmt: skip
     monkeypatch.setattr(ratio_sides.Bench, "command", lambda *_: json.dumps(next(rounds)))
     curves, times = measuring_cost.lines(bench, 512, 2, lambda _: None)
     assert curves.values == [0.5, 1.5] and times.values == pytest.approx([0.6, 0.3])
     assert (curves.target, times.target, curves.at_least, curves.percent) == (1.0, 0.5, False, True)
-    assert times.note == "last round: worker 10.0, server 10.0, coordinator 10.0 / 10,000 us"
+    assert times.note == "last round: worker 10.0, server 10.0, coordinator 5.0, sums 5.0 / 10,000 us"
 
 
 def test_measuring_takes_less_cpu_than_the_gradient_after_which_it_is_called() -> None:
@@ -189,6 +189,7 @@ def test_measuring_takes_less_cpu_than_the_gradient_after_which_it_is_called() -
     found = measuring_cost.medians(measuring_cost.calls(small), turns=3)
     assert set(found) == {"gradient", "curves", "worker", "server", "coordinator"}
     assert all(0 < us < found["gradient"] for name, us in found.items() if name != "gradient")
+    assert 0 < measuring_cost.sums_of_times() < found["gradient"]
 
 
 def test_the_ends_of_a_virtual_run_do_not_count() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gbactl.wire.node_measurements import (
-    BATCH,
     BUSY,
     KERNELS,
     PUSH,
@@ -29,7 +28,7 @@ from gbactl.wire.node_measurements import (
 def test_a_wait_is_for_the_batch_and_then_for_rows(granted: float, expected: tuple[float, float]) -> None:
     waits = NodeTimes(clock=lambda: 9.0)
     waits.next_batch(5.0, granted)
-    assert (waits.seconds[BATCH], waits.seconds[ROWS]) == expected
+    assert waits.take()[: ROWS + 1] == list(expected)
 
 
 def test_waits_are_taken_once_and_by_thread() -> None:
@@ -51,7 +50,7 @@ def test_a_server_is_idle_or_busy_in_training_only() -> None:
     def handle(seconds: float, kernels: float) -> None:
         with times.activity(BUSY), times.activity(KERNELS):
             now[0] += kernels
-        times.seconds[BUSY] += seconds - kernels
+        times.activity(BUSY).add(0.0, seconds - kernels)
         now[0] += seconds - kernels
 
     handle(3.0, 1.0)

@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.test_training import traced
 from tests.support import netns, ray_cluster
 from tests.support.commands import ROOT
 from tests.support.netns import LAUNCHER, Containers, Hosts
@@ -25,6 +24,7 @@ from tests.support.pages import commands
 from tests.support.processes import SECONDS, SMALL, Launcher, collective, wait_for
 from tests.support.ray_cluster import AUTOSCALER, JOBS, RayCluster
 from tests.support.slurm_cluster import SlurmCluster, obstacle
+from tests.support.traces import traced
 
 OBSTACLE = obstacle()
 # what is typed for an engine with two hosts of one worker each

@@ -83,7 +83,7 @@ models: install ## the study in experiments/models: needs GBACTL_DATA=FOLDER wit
 	$(BIN)/python experiments/study.py experiments/models/sweep.yaml
 	$(BIN)/python experiments/study.py experiments/models/sweep.yaml --write
 
-prefetch: install ## the study in experiments/prefetch (20 minutes)
+prefetch: install ## the study in experiments/prefetch (40 minutes; the machine should do nothing else)
 	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml
 	$(BIN)/python experiments/study.py experiments/prefetch/sweep.yaml --write
 

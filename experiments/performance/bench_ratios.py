@@ -33,9 +33,6 @@ def async_pairs(bench: Bench) -> Iterator[Pair]:
     yield Pair("async-bf16", "async 4+1, bf16 / reference, bf16", low, reference(bench, 4, 512, BF16), 0.85)
     yield Pair("bf16-async", "async 4+1, bf16 / async 4+1, fp32", low, shm, 1.55)
     yield Pair("gba", "gba 4+1 / async 4+1", gbactl(bench, "gba", 4, 512), shm, 0.98)
-    for name, faults in (("gba-data", "none"), ("gba-data-slow", "one_slow")):
-        data, rows = (gbactl(bench, "gba", 4, 512, f"faults={faults}", f"mode.prefetch={p}") for p in ("data", "rows"))
-        yield Pair(name, f"gba 4+1, faults={faults}, mode.prefetch=data / rows", data, rows, 0.97)
     peer = "torch.distributed.rpc 4+1"
     yield Pair("rpc", f"async 4+1 / {peer}, as in torch's tutorial", shm, rpc_peer(bench, 4, 512, "--wait"), 1.25)
     yield Pair("rpc-ahead", f"async 4+1 / {peer}, prefetching", shm, rpc_peer(bench, 4, 512), 1.25)

@@ -70,14 +70,29 @@ def take_over() -> str:
 
 def start() -> str:
     """Table of the cells that start from nothing."""
-    aucs = by_line(STUDY.found("start"), "start", lambda result: float(result["auc"]))
+    found = STUDY.found("start")
+    aucs = [by_line(found, "start", auc_of(day)) for day in (0, 4)]
     rows = []
-    for name in aucs:
+    for name in aucs[0]:
         if name != "sync":
-            gap = against(aucs, name, "sync")
             told = "`gba`" if name == "gba" else f"{name.replace('-', ' ')} of `sync`, then `gba`"
-            rows.append((told, "-" if gap is None else written(gap, 4, "+", SAFE)))
-    return markdown(("start", "AUC after the first day - sync"), rows)
+            gaps = [against(values, name, "sync") for values in aucs]
+            rows.append((told, *("-" if gap is None else written(gap, 4, "+", SAFE) for gap in gaps)))
+    return markdown(("start", "AUC after the first day - sync", "after five days"), rows)
+
+
+def ratio_of_days(result: Mapping[str, Any]) -> float:
+    """Samples per second of days 2, 4, 6 and 8, with `data`, over those of the days before and after, with `rows`."""
+    eps = [float(phase["eps"]) for phase in result["phases"]]
+    return statistics.fmean(2 * eps[day] / (eps[day - 1] + eps[day + 1]) for day in range(2, 9, 2))
+
+
+def local() -> str:
+    """Table of the cells on real processes."""
+    rows = []
+    for faults, ratios in by_line(STUDY.found("local"), "faults", ratio_of_days).items():
+        rows.append((f"`{faults}`", written([*ratios.values()], 3)))
+    return markdown(("faults", "EPS with `data` / EPS with `rows`"), rows)
 
 
 def main() -> None:
@@ -85,4 +100,5 @@ def main() -> None:
     STUDY.write(
         "## Taking over from sync\n", STUDY.origin("take_over"), take_over(),
         "## From nothing\n", STUDY.origin("start"), start(),
+        "## On real processes\n", STUDY.origin("local"), local(),
     )  # fmt: skip

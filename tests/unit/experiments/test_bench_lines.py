@@ -18,7 +18,7 @@ TARGETS = {
     "rpc-ahead": 1.25, "saving": 0.99, "priority-scar": 0.99, "priority-mfu": 0.99, "priority-ssu": 0.99,
     "sync-512": 0.70, "sync-4096": 0.87, "sync-shm-512": 0.80, "sync-shm-4096": 0.90, "hvd-512": 1.3, "hvd-4096": 1.3,
     "ddp-shm": 1.3, "ddp-horovod": 1.3, "bf16-single": 1.7, "alone-fp32": 1.22, "alone-bf16": 1.9, "rows": 0.90,
-    "encrypt": 0.85, "strangers": 0.90, "strangers-once": 0.90, "lists": 0.77, "gba-data": 0.97, "gba-data-slow": 0.97,
+    "encrypt": 0.85, "strangers": 0.90, "strangers-once": 0.90, "lists": 0.77,
     "data-path": 20.0, "data-path-shuffle": 20.0, "server-cpu-2": 1.3, "server-cpu-4": 1.6,
 }  # fmt: skip
 

@@ -44,20 +44,40 @@ def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(monkeypatch
 
 
 def test_starts_are_compared_with_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    def phases(first: float, last: float) -> dict[str, Any]:
+        return {"phases": [{"day": "day 0", "auc": first}, {"day": "day 4", "auc": last}]}
+
     cells = [
-        study_results.Done({"seed": str(seed), "start": start}, {"auc": auc}, Path())
+        study_results.Done({"seed": str(seed), "start": start}, phases(first, last), Path())
         for seed in (1, 2)
-        for start, auc in (("sync", 0.7), ("gba", 0.69), ("10-steps", 0.7001))
+        for start, first, last in (("sync", 0.7, 0.8), ("gba", 0.69, 0.8002), ("10-steps", 0.7001, 0.79))
     ]
     monkeypatch.setattr(study_results.Results, "found", lambda self, part: cells)
     lines = write_prefetch.start().splitlines()
-    assert (
-        "| `gba` | -0.0100 +-0.0000 |" in lines and "| 10 steps of `sync`, then `gba` | **+0.0001 +-0.0000** |" in lines
-    )
+    assert "| `gba` | -0.0100 +-0.0000 | **+0.0002 +-0.0000** |" in lines
+    assert "| 10 steps of `sync`, then `gba` | **+0.0001 +-0.0000** | -0.0100 +-0.0000 |" in lines
+
+
+def test_days_with_data_are_compared_with_the_days_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(share: float) -> dict[str, Any]:
+        """A run whose machine becomes slower every day."""
+        eps = [(1000.0 - day) * (share if day in (2, 4, 6, 8) else 1.0) for day in range(10)]
+        return {"phases": [{"day": f"day {day}", "eps": each} for day, each in enumerate(eps)]}
+
+    cells = [
+        study_results.Done({"seed": str(seed), "faults": faults}, run(share), Path())
+        for seed in (1, 2)
+        for faults, share in (("none", 0.98), ("one_slow", 0.5))
+    ]
+    monkeypatch.setattr(study_results.Results, "found", lambda self, part: cells)
+    lines = write_prefetch.local().splitlines()
+    assert "| `none` | 0.980 +-0.000 |" in lines and "| `one_slow` | 0.500 +-0.000 |" in lines
 
 
 def test_each_cell_has_a_partner_in_sync() -> None:
-    for part in study_results.study.read_study(write_prefetch.STUDY.sweep):
+    parts = study_results.study.read_study(write_prefetch.STUDY.sweep)
+    assert [part.name for part in parts] == ["take_over", "start", "local"]
+    for part in parts[:2]:
         tag = "prefetch" if part.name == "take_over" else "start"
         found = [study_results.options(cell.overrides) for cell in part.cells]
         keys = {(each["seed"], each.get("faults")) for each in found}

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 
 from gbactl.atomic_files import replacing, sync_to_disk
 from gbactl.checked_dataclasses import matches
-from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite
+from gbactl.checkpoint.tensor_file_writer import PIECE, finite, not_finite
 from gbactl.errors import CheckpointError
 
 FORMAT = 1

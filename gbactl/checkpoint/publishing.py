@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gbactl.atomic_files import sync_to_disk
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
-from gbactl.checkpoint.tensor_file import write_tensors
+from gbactl.checkpoint.tensor_file_writer import write_tensors
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.store.optimizer_settings import dense_moments

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, FileEntry, Manifest
 from gbactl.checkpoint.publishing import DENSE
-from gbactl.checkpoint.tensor_file import HALVED, PIECE, from_bf16, write_tensors
+from gbactl.checkpoint.tensor_file_writer import HALVED, PIECE, from_bf16, write_tensors
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.shard import Shard, ShardSpec

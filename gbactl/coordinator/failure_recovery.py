@@ -241,10 +241,9 @@ class ServerRecovery:
         self.run.failed_servers[shard] = self.run.hub.now()
 
     def check_failover(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Check whether a failover can go on; `records`: server failures logged since the last standstill.
+        """Raise ClusterError if a server had no successor, or a rollback was pending, when the coordinator failed.
 
-        Raises ClusterError where a server had no successor yet, or a rollback was pending: the log does not tell what
-        each node holds."""
+        The log does not tell what each node holds then. `records`: server failures logged since the last standstill."""
         replaced = {record["shard"] for record in records if record["state"] == "back"}
         lost = {record["shard"] for record in records if record["state"] == "lost"}
         if records and (self.full or lost - replaced or records[-1]["state"] == "lost"):

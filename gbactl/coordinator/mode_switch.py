@@ -22,7 +22,7 @@ from gbactl.config.validation import switch_obstacle, switched_config
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import Flow, NodeRequests, RunContext, WaitCondition
-from gbactl.coordinator.run_summary import checksums
+from gbactl.coordinator.run_record import checksums
 from gbactl.coordinator.state import kind_of_dense
 from gbactl.errors import ClusterError, GbactlError
 from gbactl.policies.policy import Policy

@@ -27,7 +27,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.membership import Fencing, Membership
-from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
+from gbactl.coordinator.run_record import RecoveryTimes, RunRecord
 from gbactl.coordinator.state import (
     JOURNAL_FILE,
     FailureRecord,
@@ -135,7 +135,7 @@ class RunContext:
         self.current = cfg  # configuration in the current mode
         self.rounds = rounds(dataset, cfg.train)
         rows = [dataset.splits[part.split].rows for part in self.rounds]
-        self.record = RunSummary(hub.now, cfg.train.patience, list(zip(self.rounds, rows, strict=True)))
+        self.record = RunRecord(hub.now, cfg.train.patience, list(zip(self.rounds, rows, strict=True)))
         self.record.modes = cfg.mode.name
         self.record.statistics.observed = ObservedBatches.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
         self.journaled = writes_journal(cfg)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.atomic_files import replacing
 from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest, read_manifest
 from gbactl.checkpoint.restore import dense_state, load_shard
-from gbactl.checkpoint.tensor_file import write_tensors
+from gbactl.checkpoint.tensor_file_writer import write_tensors
 from gbactl.config import RunConfig, from_dict
 from gbactl.config.shard_specs import shard_spec
 from gbactl.data.dataset import Schema

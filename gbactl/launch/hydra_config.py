@@ -183,7 +183,7 @@ def compose(overrides: list[str]) -> RunConfig:
 
 def composed(overrides: list[str]) -> DictConfig:
     """Compose conf/train.yaml with overrides, unchecked, with Hydra's own keys. Raises UsageError."""
-    opened = _opened(overrides)
+    opened = _with_new_keys_allowed(overrides)
     if option := next((text for text in opened if text.startswith("-")), None):
         raise UsageError(f"{option} is no option here; type GROUP=OPTION or KEY=VALUE, or --help for the options.")
     with _explained():
@@ -246,7 +246,7 @@ def run_hydra(
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
     sweep, home = _Sweep(), os.getpid()
     chosen = group_choices(arguments, conf_dir())
-    typed_here = before_overrides(chosen, with_tuning(with_cost_file(_opened(arguments))))
+    typed_here = before_overrides(chosen, with_tuning(with_cost_file(_with_new_keys_allowed(arguments))))
     _check_options(typed_here)
     SweepCallback.command = shlex.join(["gbactl", verb, *options, *given])
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *typed_here]
@@ -334,10 +334,10 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _opened(arguments: Sequence[str]) -> list[str]:
-    """Allow keys of a user's class and names of fields that no file has, and turn --config-dir into an override.
+def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
+    """Put ++ before keys that no file in conf has (of a user's class; model.dims.FIELD), so that Hydra adds them.
 
-    As an override it is part of the run's command, which can then be repeated."""
+    --config-dir becomes an override, and so a part of the run's command, which can then be repeated."""
     made = list[str]()
     foreign = tuple(f"{group}." for group in configured_classes.GROUPS if _has_foreign_target(group, arguments))
     free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")
@@ -345,7 +345,7 @@ def _opened(arguments: Sequence[str]) -> list[str]:
         if made and made[-1] in CONFIG_DIR:
             made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
-            made += _opened(text.split("=", 1))
+            made += _with_new_keys_allowed(text.split("=", 1))
         else:
             made.append(f"++{text}" if text.startswith(free) else text)
     searched = [text for text in made if text.startswith(SEARCH_PATH)]

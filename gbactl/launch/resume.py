@@ -238,7 +238,7 @@ class StartingPoint:
         return f"{config_hash(config)}@step{JobPosition.read(self.chain.last.position).step}"
 
     def begin(self, path: Path, cfg: RunConfig) -> None:
-        """Prepare a resumed run's directory: rename earlier files, remove checkpoints newer than the resumed one."""
+        """Prepare the directory of a run that continues in it: rename earlier files, remove newer checkpoints."""
         if self.chain is None or not self.same_run:
             return
         run_dirs.reopen(path, cfg)

@@ -21,7 +21,7 @@ from gbactl.config import RunConfig, flatten, rounds, samples_of, to_dict
 from gbactl.config.run_config import effective_keys, ineffective_keys
 from gbactl.config.validation import try_policy
 from gbactl.configured_classes import own_code_told
-from gbactl.coordinator.run_summary import METRICS, by_round
+from gbactl.coordinator.run_record import METRICS, by_round
 from gbactl.cpu import SLOW_BF16, lacks_bf16
 from gbactl.data.dataset import DAYS_BY_ROWS, Dataset
 from gbactl.engine.fork_server import close_fork_server, open_fork_server

@@ -21,7 +21,7 @@ from gbactl.checkpoint import row_priority
 from gbactl.checkpoint.costs_and_interval import save_schedule_of
 from gbactl.checkpoint.folder import CHECKPOINTS, CUT
 from gbactl.checkpoint.row_priority import RowPriority
-from gbactl.checkpoint.tensor_file import FileWriter, Layout, layout_of, with_bf16
+from gbactl.checkpoint.tensor_file_writer import FileWriterThread, Layout, layout_of, with_bf16
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Schema
 from gbactl.errors import WireError
@@ -104,7 +104,7 @@ class ShardSaver:
         self.tell, self.inline, self.dtype, self.spare = tell, inline, dtype, spare
         self._save: Save | None = None
         self._snapshot: Snapshot | None = None
-        self._writer: FileWriter | None = None
+        self._writer: FileWriterThread | None = None
         self._rows = self._saved_updates = 0
         self._watch()
 
@@ -148,7 +148,7 @@ class ShardSaver:
         layout = {**(with_bf16(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
         pace = 0.0 if self.inline else save.pace
-        self._writer = writer = FileWriter(path, layout, self._metadata(save), pace, self.spare)
+        self._writer = writer = FileWriterThread(path, layout, self._metadata(save), pace, self.spare)
         self._watch()
         writer.add(whole)
         if self.inline:
@@ -195,7 +195,7 @@ class ShardSaver:
             self._copy(self._snapshot, self._writer)
             self._writer.wait(PIECES_AHEAD)
 
-    def _copy(self, snapshot: Snapshot, writer: FileWriter) -> None:
+    def _copy(self, snapshot: Snapshot, writer: FileWriterThread) -> None:
         if not snapshot.done:
             writer.add(snapshot.next_piece(COPY // snapshot.row_bytes))
         if snapshot.done:
@@ -203,7 +203,7 @@ class ShardSaver:
             self._watch()
             writer.end()
 
-    def _finish(self, writer: FileWriter) -> None:
+    def _finish(self, writer: FileWriterThread) -> None:
         save, self._writer, self._snapshot = self._save, None, None
         self._watch()
         assert save is not None

@@ -1,4 +1,4 @@
-"""Parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the computation.
+"""Parameter server: one shard behind a hub. One thread handles all messages; the shard's kernels do the computation.
 
 Pulls wait here until the shard has reached the version they ask for, so nobody polls. Gradient slices stay in the
 sender's shared memory until they are applied, or are copied out when the sender runs short. A push or a pull costs

@@ -1,4 +1,4 @@
-"""Coordinator of a virtual cluster, and its hub: the real coordinator, whose `poll` advances virtual time.
+"""Coordinator of a virtual cluster: the real one, with a hub whose `poll` advances virtual time.
 
 It reports progress by samples instead of seconds: virtual seconds may be too few or too many between reports, and real
 ones would differ from run to run.

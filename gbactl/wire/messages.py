@@ -165,10 +165,9 @@ class AddReplica(NamedTuple):
 
 
 class AverageReplicas(NamedTuple):
-    """To a server: replace its dense slice by the mean of the trainers' slices received with AddReplica.
+    """To a server: take the mean moments and, if `value`, the mean parameters of the slices received with AddReplica.
 
-    The mean moments and the largest step count are taken and, if `value`, the mean parameters (else the centre's
-    stay)."""
+    The largest step count is taken, too. Without `value` the centre's parameters stay."""
 
     value: bool
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
-from gbactl.checkpoint.tensor_file import write_tensors
+from gbactl.checkpoint.tensor_file_writer import write_tensors
 from gbactl.server.checkpoint_writer import RowChooser, ShardSaver
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizer_settings import OptimizerSpec

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from gbactl.checkpoint import tensor_file
+from gbactl.checkpoint import tensor_file_writer
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, _sum, check, write_manifest
 from gbactl.checkpoint.publishing import DENSE, Publication
 from gbactl.checkpoint.restore import load_newest, load_shard
-from gbactl.checkpoint.tensor_file import TensorFile, write_tensors
+from gbactl.checkpoint.tensor_file_writer import TensorFileWriter, write_tensors
 from gbactl.errors import CheckpointError, NotFiniteError
 from gbactl.launch import resume
 from gbactl.store.shard import Shard
@@ -34,7 +34,7 @@ SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dea
 
 
 def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
-    file = TensorFile(tmp_path / "a.safetensors", tensor_file.layout_of(TENSORS), {"step": "7"})
+    file = TensorFileWriter(tmp_path / "a.safetensors", tensor_file_writer.layout_of(TENSORS), {"step": "7"})
     for rows in (slice(0, 1), slice(1, 4)):
         file.add("rows", TENSORS["rows"][rows])
         file.add("row_counts", TENSORS["row_counts"][rows])
@@ -54,8 +54,8 @@ def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
 def test_in_half_the_bytes_it_is_rounded_to_bf16(tmp_path: Path) -> None:
     values = np.array([[1.0, 1.00390625, -3.1415927], [2.0**-100, np.inf, np.nan]], np.float32)
     tensors = {"rows": values, "row_counts": TENSORS["row_counts"]}
-    layout = tensor_file.with_bf16(tensor_file.layout_of(tensors), tensors)
-    file = TensorFile(tmp_path / "a.safetensors", layout, {})
+    layout = tensor_file_writer.with_bf16(tensor_file_writer.layout_of(tensors), tensors)
+    file = TensorFileWriter(tmp_path / "a.safetensors", layout, {})
     for row in (0, 1):
         file.add("rows", values[row : row + 1])
     file.add("row_counts", tensors["row_counts"])
@@ -64,7 +64,7 @@ def test_in_half_the_bytes_it_is_rounded_to_bf16(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["row_counts"], tensors["row_counts"])
     assert (found["rows"].dtype, found["rows"].nbytes) == (np.uint16, values.nbytes // 2)
     expected = np.array([[1.0, 1.0, -3.140625], [2.0**-100, np.inf, np.nan]])  # 1 + 2^-8 is half-way: to even
-    np.testing.assert_array_equal(tensor_file.from_bf16(found["rows"]), expected)
+    np.testing.assert_array_equal(tensor_file_writer.from_bf16(found["rows"]), expected)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_file_says_which_tensor_is_not_finite(tmp_path: Path, dtype: str, valu
     """Integers with the bits of NaN are not."""
     odd = np.array([0x7FC00000, 0xFFFFFFFF], np.uint32)
     tensors = {"row_counts": odd, "index": odd.view(np.int32), "rows": np.array(values, np.float32)}
-    layout = tensor_file.with_bf16(tensor_file.layout_of(tensors), ["rows"] if dtype == "bf16" else [])
-    file = TensorFile(tmp_path / "S0.safetensors", layout, {})
+    layout = tensor_file_writer.with_bf16(tensor_file_writer.layout_of(tensors), ["rows"] if dtype == "bf16" else [])
+    file = TensorFileWriter(tmp_path / "S0.safetensors", layout, {})
     for name, array in tensors.items():
         file.add(name, array)
     assert file.not_finite == expected

@@ -16,7 +16,7 @@ from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import CheckpointConfig, Round, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
-from gbactl.coordinator.run_summary import RunSummary
+from gbactl.coordinator.run_record import RunRecord
 from gbactl.coordinator.state import JobPosition, RunState
 from gbactl.data.dataset import Schema
 from gbactl.errors import CheckpointError, DivergedError
@@ -47,7 +47,7 @@ class Cluster:
         schema = Schema(0, (11,))
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
         day = Round(0, 0, "day 0", (1,), 1)
-        self.record, self.state = RunSummary(self.hub.now, 0, [(day, 1000)]), RunState()
+        self.record, self.state = RunRecord(self.hub.now, 0, [(day, 1000)]), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
         self.members = SimpleNamespace(channels_of=lambda role: self.nodes[role], send_to_all=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.failure_cost_counters import UnsavedWork
-from gbactl.coordinator.run_summary import RunSummary
+from gbactl.coordinator.run_record import RunRecord
 from gbactl.coordinator.state import (
     TIMES_FILE,
     CheckpointState,
@@ -109,7 +109,7 @@ def test_what_is_no_position_is_refused(broken: dict[str, Any]) -> None:
 def test_a_run_goes_on_from_a_position_as_often_as_it_goes_back() -> None:
     """What it records afterwards changes nothing of the position."""
     kept = position(curve=[], results=[{"auc": 0.7}])
-    record = RunSummary(lambda: 9.0, 5, [])
+    record = RunRecord(lambda: 9.0, 5, [])
     for _ in range(2):
         record.restore(kept)
         assert (record.stopping.patience, record.stopping.best, record.ledger.trained) == (5, 0.7, 64)

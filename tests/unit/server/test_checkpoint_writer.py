@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from gbactl.checkpoint import row_priority
 from gbactl.checkpoint.failure_cost_counters import UpdateCounter
-from gbactl.checkpoint.tensor_file import from_bf16
+from gbactl.checkpoint.tensor_file_writer import from_bf16
 from gbactl.errors import WireError
 from gbactl.server.checkpoint_writer import PIECES_AHEAD, RowChooser, ShardSaver, Snapshot
 from gbactl.store.gradient_slice import GradientSlice, StepOrder

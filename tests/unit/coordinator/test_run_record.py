@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.config import Round
 from gbactl.coordinator.live_phase import PhaseClock
-from gbactl.coordinator.run_summary import RecoveryTimes, RunSummary
+from gbactl.coordinator.run_record import RecoveryTimes, RunRecord
 from gbactl.policies.policy import Ledger
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
@@ -29,7 +29,7 @@ class Clock:
 def test_the_last_point_of_a_phase_has_all_finished_samples() -> None:
     """Also where its last gradients, too few for a whole step, were announced before that point."""
     clock = Clock()
-    record = RunSummary(clock, 0, [(Round(0, 0, "day 0", (1,), 1), 192)])
+    record = RunRecord(clock, 0, [(Round(0, 0, "day 0", (1,), 1), 192)])
     training: Any = SimpleNamespace(policy=SimpleNamespace(ledger=Ledger(trained=128), step=1), clock=PhaseClock(clock))
     record.statistics.recent.add(0, 192, 0.5, 0.1, (3.0, 4))
     assert record.progress(training, 1)["samples"] == 128

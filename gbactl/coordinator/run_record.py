@@ -67,7 +67,7 @@ def _staleness(phases: Iterable[Mapping[str, Any]]) -> Counter[int]:
     return histogram
 
 
-class RunSummary:
+class RunRecord:
     """Record that the coordinator fills during the run. Times are seconds since `start`.
 
     `rounds`: the run's rounds, each with its number of samples."""

@@ -94,8 +94,8 @@ def _header(layout: Layout, metadata: Mapping[str, str]) -> tuple[bytes, dict[st
     return header, {name: len(header) + start for name, start in starts.items()}, len(header) + end
 
 
-class TensorFile:
-    """Safetensors file that is being written piece by piece, within its context.
+class TensorFileWriter:
+    """Writer of a safetensors file, piece by piece, within its context.
 
     Every method may raise OSError. What `finish` has not completed is removed at the end of the context. `spare`: bytes
     that must stay free on the disk. `not_finite`: the first tensor with an infinity or NaN, "" so far."""
@@ -186,7 +186,7 @@ def write_tensors(
     """Write complete arrays to a file. Raises OSError; NotFiniteError if `needs_finite` and a value is not.
 
     After an error no file is left."""
-    with TensorFile(path, layout_of(tensors), metadata, spare) as file:
+    with TensorFileWriter(path, layout_of(tensors), metadata, spare) as file:
         for name, array in tensors.items():
             file.add(name, array)
         if needs_finite and file.not_finite:
@@ -194,11 +194,11 @@ def write_tensors(
         return file.finish()
 
 
-class FileWriter:
+class FileWriterThread:
     """Thread that writes one file; the constructor starts it.
 
     `pace`: bytes a second (0: unlimited). A failure is in `error` at the end; no file is left then. `finite`: whether
-    no infinity and no NaN was found; with one, there is no file. `spare`: see TensorFile."""
+    no infinity and no NaN was found; with one, there is no file. `spare`: see TensorFileWriter."""
 
     def __init__(
         self, path: Path, layout: Layout, metadata: Mapping[str, str], pace: float = 0.0, spare: int = 0
@@ -285,7 +285,7 @@ class FileWriter:
                 self._changed.wait_for(lambda: self._given_up or self.pace <= 0, max(0.0, left))
 
     def _write(self) -> None:
-        with TensorFile(self.path, self._layout, self._metadata, self._spare) as file:
+        with TensorFileWriter(self.path, self._layout, self._metadata, self._spare) as file:
             for piece in self._queued_pieces():
                 if self._given_up:
                     break

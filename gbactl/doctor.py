@@ -143,7 +143,7 @@ def check_cache() -> Check:
 
 def check_tracking() -> Check:
     """Check that the MLflow store can be opened, created, or reached."""
-    from gbactl.tracking.mlflow_connection import sqlite_path, tracking_uri
+    from gbactl.tracking.mlflow_store import sqlite_path, tracking_uri
 
     advice = "set MLFLOW_TRACKING_URI, for instance to sqlite:///mlflow.db"
     try:

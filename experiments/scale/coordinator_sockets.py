@@ -27,7 +27,7 @@ from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.listener import address_of, listen
 from gbactl.wire.messages import BeginPhase, Granted, Hello, OrderStep, Ready, Stop, TakeBatch, decode
 from gbactl.wire.node_connections import SocketHub
-from gbactl.wire.startup import StartupDocument
+from gbactl.wire.startup_document import StartupDocument
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 

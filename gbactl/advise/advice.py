@@ -22,7 +22,7 @@ from gbactl.report.compare import Group, Report, compare
 from gbactl.report.equivalence_tests import AUC_MARGIN, BETTER, SAME, WORSE
 from gbactl.report.run_curves import Curves, times_to_auc
 from gbactl.switching.auto_controller import SYNC
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 
 WORTHWHILE = 0.05  # share by which a mode has to be faster: about what a prediction may be wrong
 UNSURE = 4.0  # margins; more seeds are for modes whose mean AUC loses less

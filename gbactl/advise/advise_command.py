@@ -56,7 +56,7 @@ from gbactl.policies.policy import names
 from gbactl.report.render import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.metrics_and_tags import metrics_of, tags_of
-from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
+from gbactl.tracking.mlflow_store import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
 

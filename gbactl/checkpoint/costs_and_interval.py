@@ -114,7 +114,7 @@ class SaveSchedule:
 
     @property
     def steps_between(self) -> int | None:
-        """Steps between two saves; None if the interval is configured in seconds."""
+        """Steps between two saves; None unless the interval is configured in steps."""
         return None if self.every_steps is None else max(1, self.every_steps // self.parts)
 
     @property

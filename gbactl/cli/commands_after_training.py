@@ -195,7 +195,7 @@ def export(run: str, out: Path | None) -> None:
 def ui(port: int, uri: str | None) -> None:
     """Open the MLflow UI on this machine's loopback address until Ctrl-C."""
     from gbactl.launch.run_dir import end_orphans
-    from gbactl.tracking.mlflow_connection import tracking_uri
+    from gbactl.tracking.mlflow_store import tracking_uri
     from gbactl.tracking.mlflow_ui import serve
 
     end_orphans(tracking_uri(uri=uri))

@@ -35,7 +35,7 @@ from gbactl.nodes.child_main import ENDS_RUN, NOTICED
 from gbactl.wire.auth import Peer
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
-from gbactl.wire.startup import StartupDocument
+from gbactl.wire.startup_document import StartupDocument
 
 GRACE_SECONDS = 3.0
 MOST_COORDINATOR_TRIES = 3  # replacement coordinators in a row that may be killed before they continue the run

@@ -21,7 +21,7 @@ from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.engine.local_processes import ChildProcess, LaunchContext, RunProcesses
 from gbactl.engine.signals import resume_hint
 from gbactl.errors import ClusterError
-from gbactl.wire.startup import StartupDocument
+from gbactl.wire.startup_document import StartupDocument
 
 START_SECONDS, WAIT_SECONDS, RESTORE_SECONDS = 20.0, 2.0, 5.0
 FAILED = 1  # exit code of a process that could not be started

@@ -187,7 +187,7 @@ _FAILURES = 3  # separates these random numbers from the plan's others
 
 @dataclass(frozen=True)
 class Injection:
-    """Kill or hang of a process (W1, S0, C) that is due now.
+    """Failure of a process (W1, S0, C) that is due now: `kind` is hang for a fault of the class Hang, kill for others.
 
     `seconds`: duration of a hang (None: for ever); `index`: index in the plan."""
 
@@ -217,8 +217,9 @@ class _Strike(NextOccurrence):
         return (self.processes[int(uniform(self.key, 2 * self.occurrences + 1) * len(self.processes))],)
 
     def _injection(self, process: str) -> Injection:
-        seconds = self.fault.seconds if isinstance(self.fault, Hang) else None
-        return Injection(self.fault.kind, process, seconds, self.index)
+        if isinstance(self.fault, Hang):
+            return Injection("hang", process, self.fault.seconds, self.index)
+        return Injection("kill", process, index=self.index)
 
 
 class FaultInjector:

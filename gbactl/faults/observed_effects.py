@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gbactl.faults.cpu_hogs import hogged, worker_cores
-from gbactl.faults.fault_kinds import CpuHog
+from gbactl.faults.fault_kinds import KINDS, CpuHog, Hang, ProcessFailure
 from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.slowdown_waits import FaultRecord, add_acted, server_slowdowns
 
@@ -26,7 +26,6 @@ CALM, CALM_BATCHES = 1.25, 10
 LATE = (0.0, 0.02, -0.02, 0.1, -0.1, 0.5, -0.5)  # possible delays in seconds until a batch is reported
 RECENT = 16  # batches in the current rate: a machine's rate drifts by a fifth within seconds
 MOST_LINES, MOST_NAMES = 5, 4
-FAILED = {"kill": "killed", "hang": "stopped"}
 MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "mtbf": "every {:g} s on average"}
 
 
@@ -212,9 +211,11 @@ def _lines_of(index: int, plan: Mapping[str, Any], faults: Mapping[str, Any], co
     kind = plan["kind"]
     if not own:
         return []
-    if kind in FAILED:
+    if issubclass(KINDS[kind], ProcessFailure):
+        hangs = issubclass(KINDS[kind], Hang)
         return [
-            f"{entry['process']} {FAILED[kind]} at {_seconds(entry['at_s'])} s{_duration_in_words(kind, entry)}"
+            f"{entry['process']} {'stopped' if hangs else 'killed'} at {_seconds(entry['at_s'])} s"
+            f"{_duration_in_words(entry) if hangs else ''}"
             for entry in own
         ]
     processes, last = _list_of_names([entry["process"] for entry in own]), max(entry["until_s"] for entry in own)
@@ -229,9 +230,7 @@ def _lines_of(index: int, plan: Mapping[str, Any], faults: Mapping[str, Any], co
     return [f"{processes} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
 
 
-def _duration_in_words(kind: str, each: Mapping[str, Any]) -> str:
-    if kind != "hang":
-        return ""
+def _duration_in_words(each: Mapping[str, Any]) -> str:
     return " for good" if each["seconds"] is None else f" for {each['seconds']:g} s"
 
 

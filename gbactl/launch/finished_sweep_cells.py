@@ -23,7 +23,7 @@ from gbactl.install import code_version, running_code
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import shown_path
 from gbactl.tracking.metrics_and_tags import config_hash, versions
-from gbactl.tracking.mlflow_connection import tracking_uri
+from gbactl.tracking.mlflow_store import tracking_uri
 
 INDEX = run_dirs.RUNS / ".finished"
 

@@ -23,10 +23,10 @@ from gbactl.errors import TrackingError, UsageError
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
 from gbactl.tracking.metrics_and_tags import plain_name
-from gbactl.tracking.mlflow_connection import connect, tracking_uri
+from gbactl.tracking.mlflow_store import connect, tracking_uri
 
 if TYPE_CHECKING:
-    from gbactl.tracking.mlflow_connection import MlflowClient
+    from gbactl.tracking.mlflow_store import MlflowClient
 
 RUNS = Path("runs")
 FAULTS = "faults.json"

@@ -31,7 +31,7 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
 from gbactl.launch.resume import overridden_key
 from gbactl.tracking.metrics_and_tags import tags_of
-from gbactl.tracking.mlflow_connection import (
+from gbactl.tracking.mlflow_store import (
     COMMAND,
     NOTE,
     PARENT,

@@ -71,7 +71,7 @@ from gbactl.tracking.metrics_and_tags import (
     tags_of,
     useless,
 )
-from gbactl.tracking.mlflow_connection import CELL, COMMAND, NOTE, tracking_uri
+from gbactl.tracking.mlflow_store import CELL, COMMAND, NOTE, tracking_uri
 from gbactl.tracking.run_description import (
     CONFIG_TAG,
     MODE_TAG,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from gbactl.wire.startup import StartupDocument
+    from gbactl.wire.startup_document import StartupDocument
 
 PR_SET_PDEATHSIG = 1
 FORK_SERVER, READY = "fork-server", b"ready"
@@ -180,7 +180,7 @@ def main() -> None:
         use_core(*sys.argv[3:])
         return
     line = sys.stdin.buffer.readline()
-    from gbactl.wire.startup import StartupDocument
+    from gbactl.wire.startup_document import StartupDocument
 
     boot = StartupDocument.loads(line)
     with node_log(Path(boot.run_dir), boot.log_name):

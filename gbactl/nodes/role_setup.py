@@ -30,7 +30,7 @@ from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import with_message_faults
-from gbactl.wire.startup import StartupDocument, await_dense
+from gbactl.wire.startup_document import StartupDocument, await_dense
 
 if TYPE_CHECKING:
     from gbactl.wire.node_connections import SocketHub

@@ -23,7 +23,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel_interface import Channel, Hub
 from gbactl.wire.listener import shares_memory
 from gbactl.wire.messages import Hello, Ready, RingBroken, WorkerFailed
-from gbactl.wire.startup import await_setup, install_dense
+from gbactl.wire.startup_document import await_setup, install_dense
 from gbactl.worker.allreduce_fallback import ServerSums
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_placement import (
@@ -36,7 +36,7 @@ from gbactl.worker.dense_placement import (
 from gbactl.worker.loop import BatchComputer, MappedBatchSource, WorkerLoop
 
 if TYPE_CHECKING:
-    from gbactl.wire.startup import StartupDocument
+    from gbactl.wire.startup_document import StartupDocument
 
 
 def work(hub: Hub, coordinator: Channel, boot: StartupDocument, dataset: Dataset, collective: Any = None) -> None:

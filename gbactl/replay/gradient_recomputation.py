@@ -177,7 +177,7 @@ class PulledVersions:
         return int(twice[0]) if len(twice) else None
 
     def pulls_at(self, version: int) -> Iterator[tuple[int, bool, int]]:
-        """Iterate over the pulls made at `version`: (shard, dense or rows, batch), rows first, in announced order."""
+        """Iterate over the pulls made at `version`, (shard, whether dense, batch): rows first, in announced order."""
         if not self._sorted:
             self._sort()
         for unit, (order, versions) in enumerate(zip(self._order, self._sorted, strict=True)):

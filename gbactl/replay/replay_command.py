@@ -34,7 +34,7 @@ from gbactl.nodes.role_setup import header
 from gbactl.replay.event_log_scan import Recording, scan
 from gbactl.replay.replayer import Replayer
 from gbactl.store.shard import Shard
-from gbactl.tracking.mlflow_connection import log_linked_run, tracking_uri
+from gbactl.tracking.mlflow_store import log_linked_run, tracking_uri
 
 
 def model_arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:

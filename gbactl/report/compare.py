@@ -42,7 +42,7 @@ from gbactl.report.paired_statistics import (
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
 from gbactl.tracking.metrics_and_tags import DAYS_TAG, SLOW_WORKER, plain_name
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 
 DEFAULT_BASELINE = "sync"
 DIFFERS = "what differs"
@@ -223,7 +223,7 @@ def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
 
 
 def _lines_by(runs: Sequence[Run], by: Sequence[str]) -> tuple[Key, list[Line]]:
-    """Make a row of the table for every combination of the values of the keys `by` (and of modes).
+    """Make a row of the table for every combination of values of the keys `by` (and of modes) that a run has.
 
     The mode becomes a further key if the given ones do not separate modes."""
     keys = tuple(key.removeprefix("params.").strip('`"') for key in by)

@@ -17,7 +17,7 @@ from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.switch_texts import each_mode, from_listed
 from gbactl.tracking.metrics_and_tags import ORIGIN
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 from gbactl.tracking.run_description import MODE_TAG, rounded, short
 
 TAGS = "tags."

@@ -16,7 +16,7 @@ from typing import Any
 from gbactl.report.columns import Column
 from gbactl.report.paired_statistics import Stat, stat
 from gbactl.tracking.metrics_and_tags import FAILURE_KINDS
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 
 FAILURE_COLUMNS = (
     Column("failures", ("count",), 0),
@@ -153,7 +153,7 @@ def _ratios(processes: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _losses(worker: str, bins: Sequence[Mapping[str, Mapping[str, Mapping[str, float]]]]) -> dict[str, float]:
-    """Compute for each mode the share of time that a slow worker costs the others, from each bin's times by mode.
+    """Compute by mode the share of the others' time that a slow worker costs; `bins`: times by mode of each interval.
 
     It is the mean share of the others' time that they wait for batches, rows and all-reduces, less its own share."""
     waits: dict[str, dict[str, tuple[float, float]]] = {}

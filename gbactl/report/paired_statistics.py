@@ -25,7 +25,7 @@ from gbactl.report.configuration_differences import (
     values_of,
     without,
 )
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 
 
 @dataclass(frozen=True)

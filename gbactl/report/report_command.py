@@ -30,7 +30,7 @@ from gbactl.report.render import answer, for_stdout, markdown, on_terminal, rend
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
 from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.metrics_and_tags import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
-from gbactl.tracking.mlflow_connection import (
+from gbactl.tracking.mlflow_store import (
     CELL,
     COMMAND,
     VERDICT,

@@ -123,7 +123,7 @@ class PullCounts:
             part.touches = counts
 
     def forget(self, batch: int | None = None) -> None:
-        """Forget the touch counts of one batch, or of all batches."""
+        """Forget the touch counts that rows had when one batch pulled them, or those of all batches."""
         if batch is None:
             self._at_pull.clear()
         else:

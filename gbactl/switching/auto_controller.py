@@ -101,7 +101,7 @@ class AutoController:
             self._seconds_per_sample.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
 
     def on_step(self, now: float, finished: int) -> None:
-        """Record an ordered step; `finished`: samples of the phase trained, decayed or lost after it."""
+        """Record that a step was ordered; `finished`: the phase's samples trained, decayed or lost so far."""
         if self.mode == SYNC and self._steps.pairs and self._slowest:
             took = now - self._steps.pairs[-1][0]
             self._overheads.add(now, max(0.0, took - self._slowest))

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from gbactl.atomic_files import read_result, write_result
 from gbactl.errors import NoRoomError, TrackingError
-from gbactl.tracking.mlflow_connection import absolute, connect, ensure_store, experiment_id, sqlite_path
+from gbactl.tracking.mlflow_store import absolute, connect, ensure_store, experiment_id, sqlite_path
 from gbactl.tracking.run_description import CONTEXT
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import IO
 
 from gbactl.errors import TrackingError, UsageError
-from gbactl.tracking.mlflow_connection import ensure_store, sqlite_path, start_page, tracking_uri
+from gbactl.tracking.mlflow_store import ensure_store, sqlite_path, start_page, tracking_uri
 
 HOST = "127.0.0.1"
 _START_SECONDS = 90.0

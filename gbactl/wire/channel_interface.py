@@ -87,7 +87,7 @@ class BufferPool:
 
 
 class ChannelWrapper:
-    """Base of channels that convert or add to the messages of another channel, `inner`."""
+    """Base of channels that pass their messages on to another channel, `inner`, changed or unchanged."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner, self.peer = inner, inner.peer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.tracking.mlflow_connection import connect, tracking_uri
+from gbactl.tracking.mlflow_store import connect, tracking_uri
 from tests.support.commands import run
 from tests.support.metric_groups import is_grouped
 from tests.support.processes import environment, wait_for

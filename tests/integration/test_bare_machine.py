@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.coordinator.checkpointing import END_BYTES
-from gbactl.tracking.mlflow_connection import connect
+from gbactl.tracking.mlflow_store import connect
 from tests.support.processes import Launcher, wait_for
 
 NO_NAME = "hostname nosuchname && mount --bind {empty} /etc/hosts && mount --bind {empty} /etc/resolv.conf"

@@ -23,7 +23,7 @@ from gbactl.coordinator import event_log
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.run_dir import REACHED, end_orphans
 from gbactl.tracking.delivery import FILE_NAME, Backlog
-from gbactl.tracking.mlflow_connection import connect, experiment_id
+from gbactl.tracking.mlflow_store import connect, experiment_id
 from tests.support.processes import (
     FORK_SERVER,
     SMALL,
@@ -44,7 +44,7 @@ LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_b
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tracking store made once: making one takes seconds."""
-    from gbactl.tracking.mlflow_connection import ensure_store
+    from gbactl.tracking.mlflow_store import ensure_store
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     ensure_store(f"sqlite:///{path}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gbactl.cpu import available_cores
-from gbactl.tracking.mlflow_connection import NOTE, connect
+from gbactl.tracking.mlflow_store import NOTE, connect
 from tests.support import simulated_runs, small_data
 from tests.support.processes import SMALL, Launched, Launcher, alive, children_of, collective, wait_for
 from tests.support.typed import Typist

@@ -19,7 +19,7 @@ import gbactl
 from gbactl.cli.commands_after_training import report
 from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.metrics_and_tags import metrics_of
-from gbactl.tracking.mlflow_connection import NOTE, VERDICT, connect, tracking_uri
+from gbactl.tracking.mlflow_store import NOTE, VERDICT, connect, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 from tests.support.sockets import free_port
 

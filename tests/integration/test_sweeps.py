@@ -12,7 +12,7 @@ import sys
 import psutil
 import pytest
 
-from gbactl.tracking.mlflow_connection import NOTE, PARENT, connect
+from gbactl.tracking.mlflow_store import NOTE, PARENT, connect
 from tests.support.processes import SMALL, Launcher
 from tests.support.slow import slow
 

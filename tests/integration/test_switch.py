@@ -14,7 +14,7 @@ import pytest
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.tracking.mlflow_connection import NOTE, connect
+from gbactl.tracking.mlflow_store import NOTE, connect
 from tests.support.processes import Launched, Launcher, Process, collective, wait_for
 
 LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more

@@ -20,7 +20,7 @@ import gbactl
 from gbactl.errors import TrackingError
 from gbactl.launch.supervision import CoordinatorConnection
 from gbactl.tracking.delivery import FILE_NAME, send_backlog
-from gbactl.tracking.mlflow_connection import connect, ensure_store, sqlite_path, tracking_uri
+from gbactl.tracking.mlflow_store import connect, ensure_store, sqlite_path, tracking_uri
 from gbactl.tracking.tracked_run import TrackedRun
 from tests.support.browser import environment
 from tests.support.metric_groups import is_grouped
@@ -31,7 +31,7 @@ ONE_RUN = """
 import sys
 from pathlib import Path
 from gbactl.tracking.tracked_run import TrackedRun
-from gbactl.tracking.mlflow_connection import tracking_uri
+from gbactl.tracking.mlflow_store import tracking_uri
 run_dir = Path(sys.argv[1])
 run_dir.mkdir()
 (run_dir / "result.json").write_text("{}")

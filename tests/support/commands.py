@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import gbactl
-from gbactl.tracking.mlflow_connection import quiet_mlflow
+from gbactl.tracking.mlflow_store import quiet_mlflow
 from tests.support import forked_server, stores
 
 ROOT = str(Path(gbactl.__file__).parents[1])

@@ -23,7 +23,7 @@ from gbactl.wire.channel_interface import Hub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import with_message_faults
-from gbactl.wire.startup import StartupDocument
+from gbactl.wire.startup_document import StartupDocument
 from tests.support.in_memory import MemoryHub
 from tests.support.in_memory_collective import MemoryGroup
 

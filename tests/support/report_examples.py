@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gbactl.report.compare import Report
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 
 
 def run(mode: str, seed: int, auc: float | None, status: str = "FINISHED", at: int = 0, **more: str) -> Run:

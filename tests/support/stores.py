@@ -11,9 +11,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from gbactl.tracking import mlflow_connection
+from gbactl.tracking import mlflow_store
 
-created = mlflow_connection._create
+created = mlflow_store._create
 template = Path()
 
 
@@ -21,7 +21,7 @@ def copy_from(path: Path) -> None:
     """Have this process copy the store at `path`, which is created when the first one is needed."""
     global template
     template = path
-    mlflow_connection._create = copied
+    mlflow_store._create = copied
 
 
 def copied(path: Path) -> None:

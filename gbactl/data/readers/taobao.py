@@ -1,8 +1,9 @@
-"""Reader of Alimama's display advertising data (Ali_Display_Ad_Click): impressions, ads, users, and a log of behaviour.
+"""Reader of Alimama's display advertising data (Ali_Display_Ad_Click, not Taobao's UserBehavior): four tables.
 
-An impression is joined with its ad, its user's profile, and the user's behaviour before it: the last `history_length`
-entries of the log that have the user and an earlier second. The category and the brand of a behaviour share the tables
-of those of the ad. Anonymous numbers become ids unhashed: number + 1, and 0 where it is missing.
+The tables are impressions, ads, users, and a log of behaviour. An impression is joined with its ad, its user's profile,
+and the user's behaviour before it: the last `history_length` entries of the log that have the user and an earlier
+second. The category and the brand of a behaviour share the tables of those of the ad. Anonymous numbers become ids
+unhashed: number + 1, and 0 where it is missing.
 
 The log, 700 M rows as published, is cut by user into 256 parts on disk. One part after the other is sorted in memory,
 then all are mapped. So the memory is that of the largest part (60 MB, and three times that to sort it), of the ads and

@@ -45,7 +45,7 @@ from gbactl.wire.messages import (
     Save,
     SaveReplica,
 )
-from gbactl.wire.startup import StartupDocument
+from gbactl.wire.startup_document import StartupDocument
 from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Death, Orphaned, Victim, dies_when_a_server_is_lost
 from tests.support.memory_cluster import Killed

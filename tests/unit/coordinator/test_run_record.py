@@ -16,7 +16,7 @@ from gbactl.policies.policy import Ledger
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
 from gbactl.tracking.metrics_and_tags import failed_in_short, failure_metrics
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 
 
 class Clock:

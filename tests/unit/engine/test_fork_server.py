@@ -22,7 +22,7 @@ from gbactl.engine.fork_server import (
     thread_environment,
 )
 from gbactl.errors import ConfigError
-from gbactl.wire.startup import StartupDocument
+from gbactl.wire.startup_document import StartupDocument
 from tests.support.processes import SECONDS, alive, wait_for
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes are forked on Linux only")

@@ -14,7 +14,7 @@ from gbactl.config import RunConfig, from_dict
 from gbactl.errors import NoRoomError, TrackingError, UsageError
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.run_dir import find
-from gbactl.tracking.mlflow_connection import connect, ensure_store
+from gbactl.tracking.mlflow_store import connect, ensure_store
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from gbactl.launch.hydra_config import run_hydra
 from gbactl.launch.sweep_parent_run import PARENT_RUN, parent_tags, sweep_name
 from gbactl.launch.training_run import train
 from gbactl.report.report_command import selected
-from gbactl.tracking.mlflow_connection import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
+from gbactl.tracking.mlflow_store import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
 from gbactl.tracking.run_description import CommandLine
 from tests.support.metric_groups import is_grouped
 

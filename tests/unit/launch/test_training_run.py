@@ -17,7 +17,7 @@ from gbactl.launch.progress import ProgressDisplay, Terminal
 from gbactl.launch.training_run import train
 from gbactl.replay.replay_command import replay, run_and_show
 from gbactl.tracking.metrics_and_tags import ORIGIN_RUN, SLOW_WORKER, git_tags, user
-from gbactl.tracking.mlflow_connection import KIND, MODEL_DEVELOPMENT, NOTE, PARENT, connect, tracking_uri
+from gbactl.tracking.mlflow_store import KIND, MODEL_DEVELOPMENT, NOTE, PARENT, connect, tracking_uri
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 from tests.support.metric_groups import is_grouped
 

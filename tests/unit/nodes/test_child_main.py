@@ -10,7 +10,7 @@ import pytest
 
 from gbactl.errors import ConfigError, DataError, OwnCodeError, PeerGoneError
 from gbactl.nodes.child_main import ENDS_RUN, FAILED, NOTICED, _run_role, node_log
-from gbactl.wire.startup import StartupDocument
+from gbactl.wire.startup_document import StartupDocument
 
 
 def test_a_log_on_a_full_disk_does_not_hide_the_error_of_the_run(tmp_path: Path) -> None:

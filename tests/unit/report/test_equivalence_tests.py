@@ -36,7 +36,7 @@ from gbactl.report.equivalence_tests import (
 )  # fmt: skip
 from gbactl.report.paired_statistics import Difference, Stat, interval_of, paired
 from gbactl.report.render import FORMATS, render, sentences, stderr_sentences
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 from tests.support.report_examples import run
 
 SYNC = (0.80, 0.81, 0.82, 0.83)

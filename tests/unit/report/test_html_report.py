@@ -23,7 +23,7 @@ from gbactl.report.html_report import binned, page, rerun_commands, write_figure
 from gbactl.report.report_command import with_times
 from gbactl.report.run_curves import Curves, curves_of
 from gbactl.tracking.metrics_and_tags import SLOW_WORKER
-from gbactl.tracking.mlflow_connection import COMMAND, Run
+from gbactl.tracking.mlflow_store import COMMAND, Run
 from tests.support.report_examples import run, three
 
 

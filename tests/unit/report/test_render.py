@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, answer, for_stdout, render, stderr_sentences
-from gbactl.tracking.mlflow_connection import Run
+from gbactl.tracking.mlflow_store import Run
 from tests.support.report_examples import run, three
 
 

@@ -13,7 +13,7 @@ from gbactl.errors import UsageError
 from gbactl.report.compare import compare
 from gbactl.report.report_command import ReportOptions, conditions, report, run_at, selected, sweep_table
 from gbactl.tracking.metrics_and_tags import ORIGIN
-from gbactl.tracking.mlflow_connection import PARENT, Run
+from gbactl.tracking.mlflow_store import PARENT, Run
 from gbactl.tracking.run_description import MODE_TAG
 from tests.support.report_examples import run
 

@@ -11,7 +11,7 @@ import pytest
 import gbactl
 from gbactl.errors import TrackingError, UsageError
 from gbactl.launch.run_dir import find
-from gbactl.tracking.mlflow_connection import (
+from gbactl.tracking.mlflow_store import (
     NOTE,
     artifact_root,
     connect,

@@ -31,8 +31,8 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import display
 from gbactl.report.compare import Report
 from gbactl.report.compare import compare as compared
-from gbactl.report.render import csv, markdown, text
 from gbactl.report.report_command import run_at
+from gbactl.report.text_formats import csv, markdown, text
 from gbactl.tracking.run_description import CommandLine
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.run_config import effective_keys
 from gbactl.config.validation import try_policy
 from gbactl.engine.preflight import check_memory, check_model
-from gbactl.engine.signals import stoppable
+from gbactl.engine.stop_signals import stoppable
 from gbactl.errors import ConfigError, Stopped, UsageError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.host_limits import usable_cores
@@ -53,7 +53,7 @@ from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.hydra_config import compose, defaults_of
 from gbactl.launch.progress import ProgressDisplay, prepared, unit_of
 from gbactl.policies.policy import names
-from gbactl.report.render import for_stdout, markdown, on_terminal, render
+from gbactl.report.text_formats import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
 from gbactl.tracking.metrics_and_tags import metrics_of, tags_of
 from gbactl.tracking.mlflow_store import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri

@@ -30,7 +30,7 @@ from gbactl.checkpoint.costs_and_interval import CheckpointConfig
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, check
 from gbactl.data.dataset import Dataset
-from gbactl.engine.signals import deferred, raise_if_stopped
+from gbactl.engine.stop_signals import deferred, raise_if_stopped
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.launch import run_dir as run_dirs

@@ -28,7 +28,7 @@ from gbactl.data.cache import prepare
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.engine.host_agents import read
 from gbactl.engine.preflight import check_model
-from gbactl.engine.signals import stoppable
+from gbactl.engine.stop_signals import stoppable
 from gbactl.errors import ClusterError, UsageError
 from gbactl.host_limits import usable_cores
 from gbactl.launch.hydra_config import compose

@@ -228,7 +228,7 @@ def _one_of(number: int, allowed: range) -> int:
 
 
 def _short(number: float) -> float | int:
-    """Convert a float that is a whole number to an integer, which takes fewer bytes."""
+    """Convert a positive float that is a whole number to an integer, which takes fewer bytes."""
     return int(number) if 0 < number < _WHOLE and number == int(number) else float(number)
 
 

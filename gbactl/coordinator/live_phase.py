@@ -56,7 +56,7 @@ class PhaseClock:
         self.first = self.last if self.first is None else self.first
 
     def announced(self) -> None:
-        """Record the time of an announced gradient."""
+        """Record the present time as that of the last announced gradient, and of the first one if there was none."""
         now = self.now()
         self.gradients = (now if self.gradients is None else self.gradients[0], now)
 

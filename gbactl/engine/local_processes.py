@@ -30,7 +30,7 @@ from gbactl.engine.fork_server import (
     start_node,
     thread_environment,
 )
-from gbactl.engine.signals import deferred
+from gbactl.engine.stop_signals import deferred
 from gbactl.nodes.child_main import ENDS_RUN, NOTICED
 from gbactl.wire.auth import Peer
 from gbactl.wire.listener import address_of, listen, local

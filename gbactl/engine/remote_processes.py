@@ -19,7 +19,7 @@ from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_placement import Host, hosts_of, place, successor
 from gbactl.engine.local_processes import ChildProcess, LaunchContext, RunProcesses
-from gbactl.engine.signals import resume_hint
+from gbactl.engine.stop_signals import resume_hint
 from gbactl.errors import ClusterError
 from gbactl.wire.startup_document import StartupDocument
 

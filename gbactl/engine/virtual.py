@@ -21,7 +21,7 @@ class VirtualEngine(EngineInterface):
         return 1
 
     def train(self, launch: LaunchContext) -> None:
-        from gbactl.engine.signals import first_signal_recorded
+        from gbactl.engine.stop_signals import first_signal_recorded
         from gbactl.nodes.child_main import node_log
         from gbactl.simulation.simulated_run import run_virtual
 

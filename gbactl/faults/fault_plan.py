@@ -72,9 +72,9 @@ class FaultPlan:
         return math.prod((factor for _, factor in self.acting_faults(f"W{worker}", number, seconds)), start=1.0)
 
     def acting_faults(self, process: str, number: int, seconds: float) -> list[tuple[int, float]]:
-        """Return (index, factor) of the faults that slow a process (W1 or S0) at this time.
+        """Return (index, factor) of the faults that slow a process (W1 or S0) in its batch `number`.
 
-        A server's `number` counts the pulls, pushes and orders that it handles."""
+        `seconds`: since training began. A server's `number` counts the pulls, pushes and orders that it handles."""
         found = [
             (index, fault.factor_at(key, number, seconds)) for index, fault, key in self._faults_of.get(process, ())
         ]

@@ -50,7 +50,7 @@ from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.engine_interface import AUTO, detected_engine, engine_named
 from gbactl.config.groups import CostConfig, ModeConfig
 from gbactl.config.run_config import ineffective_keys
-from gbactl.engine.signals import stoppable
+from gbactl.engine.stop_signals import stoppable
 from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells

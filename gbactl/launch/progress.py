@@ -24,7 +24,7 @@ from rich.table import Column, Table
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.config import RunConfig, TrackingConfig
-from gbactl.engine.signals import leave_terminal
+from gbactl.engine.stop_signals import leave_terminal
 from gbactl.errors import GbactlError
 from gbactl.faults.observed_effects import fault_lines
 from gbactl.tracking.run_description import CommandLine, SweepPlace

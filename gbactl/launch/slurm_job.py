@@ -182,7 +182,7 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
         yield overrides
         return
     from gbactl.atomic_files import read_result
-    from gbactl.engine.signals import NOTHING, stop_at_once
+    from gbactl.engine.stop_signals import NOTHING, stop_at_once
 
     run, restarted = Path(typed["run_dir"].strip("'\"")), os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     signal.signal(signal.SIGUSR1, stop_at_once)

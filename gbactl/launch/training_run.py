@@ -27,7 +27,7 @@ from gbactl.data.dataset import DAYS_BY_ROWS, Dataset
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.local_processes import RunProcesses
 from gbactl.engine.preflight import check_memory, check_model, too_few
-from gbactl.engine.signals import (
+from gbactl.engine.stop_signals import (
     NOTHING,
     StopRequest,
     deferred,

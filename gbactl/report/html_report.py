@@ -24,8 +24,8 @@ from gbactl.report.compare import Group, Report
 from gbactl.report.equivalence_tests import UNDECIDED, scale_of
 from gbactl.report.failures_and_slowdowns import activity_shares, slow_sentence
 from gbactl.report.paired_statistics import Difference, Key, interval_of, name_of
-from gbactl.report.render import answer, grids, left_out, sentences
 from gbactl.report.run_curves import Curves, TrainingPoint, shares
+from gbactl.report.text_formats import answer, grids, left_out, sentences
 from gbactl.tracking.mlflow_store import Run
 
 CELLS = 30  # points of a training curve, each the mean over its part of the axis

@@ -26,8 +26,17 @@ from gbactl.report.configuration_differences import configuration, shown_value_o
 from gbactl.report.failures_and_slowdowns import slow_sentence
 from gbactl.report.html_report import page, write_figures
 from gbactl.report.paired_statistics import Key
-from gbactl.report.render import answer, for_stdout, markdown, on_terminal, render, sentences, stderr_sentences, text
 from gbactl.report.run_curves import Curves, curves_of, times_to_auc
+from gbactl.report.text_formats import (
+    answer,
+    for_stdout,
+    markdown,
+    on_terminal,
+    render,
+    sentences,
+    stderr_sentences,
+    text,
+)
 from gbactl.tracking.delivery import send_backlog
 from gbactl.tracking.metrics_and_tags import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_store import (

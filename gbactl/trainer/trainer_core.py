@@ -91,9 +91,9 @@ class ExchangeStatistics(ExchangeTotals):
     _next_distance: float = 1.0
 
     def distance(self, seconds: float, replica: Floats, other: Floats) -> None:
-        """Record the L2 distance of the replica from the mean or centre `other`, `seconds` seconds into the phase.
+        """Record, at ever rarer exchanges, the L2 distance of the replica from the mean or centre `other`.
 
-        Not every time."""
+        `seconds`: since the phase began."""
         if self.exchanges + 1 >= self._next_distance:
             self._next_distance = max(self._next_distance + 1, self._next_distance * SPACING)
             self.distances.append((seconds, float(np.linalg.norm(replica - other))))

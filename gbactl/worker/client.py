@@ -37,7 +37,7 @@ from gbactl.wire.messages import (
     decode,
 )
 from gbactl.wire.node_measurements import PUSH, NodeTimes
-from gbactl.worker.server_channels import Dial, ParkedConnection, Routes
+from gbactl.worker.server_replacement import Dial, ParkedConnection, Routes
 from gbactl.worker.worker_core import (
     BatchInProgress,
     Command,

@@ -64,7 +64,9 @@ class DensePlacement(ABC):
         """Load the dense parameters for a batch into the model."""
 
     def checksum(self) -> tuple[str, str]:
-        """Compute (checksum, model sum) of this worker's dense parameters; empty if the servers hold them."""
+        """Compute two checksums of this worker's dense parameters; empty if the servers hold them.
+
+        The second one is a sum, to which the servers' sums over embedding rows are added."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:

@@ -10,7 +10,7 @@ import pytest
 from gbactl.advise.advice import Advice, advice_of, modes_needing_seeds, plain, sentence
 from gbactl.advise.simulation_jobs import Outcome, SimulationSeconds
 from gbactl.errors import DivergedError
-from gbactl.report.render import render
+from gbactl.report.text_formats import render
 
 TOOK = SimulationSeconds(0.1, 0.1, 1.0)
 SEEDS = 5

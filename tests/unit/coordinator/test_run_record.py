@@ -14,7 +14,7 @@ from gbactl.coordinator.live_phase import PhaseClock
 from gbactl.coordinator.run_record import RecoveryTimes, RunRecord
 from gbactl.policies.policy import Ledger
 from gbactl.report.compare import compare
-from gbactl.report.render import FORMATS, render
+from gbactl.report.text_formats import FORMATS, render
 from gbactl.tracking.metrics_and_tags import failed_in_short, failure_metrics
 from gbactl.tracking.mlflow_store import Run
 

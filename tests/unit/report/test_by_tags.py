@@ -10,7 +10,7 @@ import pytest
 from gbactl.errors import UsageError
 from gbactl.report.columns import column_of
 from gbactl.report.compare import compare
-from gbactl.report.render import FORMATS, render
+from gbactl.report.text_formats import FORMATS, render
 from gbactl.tracking.mlflow_store import Run
 from tests.support.report_examples import group, run
 

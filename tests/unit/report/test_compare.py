@@ -15,7 +15,7 @@ from gbactl.launch.hydra_config import compose
 from gbactl.report.compare import compare
 from gbactl.report.configuration_differences import settings, value_of
 from gbactl.report.paired_statistics import Difference, Stat, paired, paired_ratio, stat
-from gbactl.report.render import render
+from gbactl.report.text_formats import render
 from gbactl.tracking.metrics_and_tags import DAYS_TAG, logged_name
 from gbactl.tracking.mlflow_store import Run, _run
 from gbactl.tracking.run_description import CONFIG_TAG, LONGEST, config_tag, short

@@ -35,7 +35,7 @@ from gbactl.report.equivalence_tests import (
     verdicts,
 )  # fmt: skip
 from gbactl.report.paired_statistics import Difference, Stat, interval_of, paired
-from gbactl.report.render import FORMATS, render, sentences, stderr_sentences
+from gbactl.report.text_formats import FORMATS, render, sentences, stderr_sentences
 from gbactl.tracking.mlflow_store import Run
 from tests.support.report_examples import run
 

@@ -13,7 +13,7 @@ import pytest
 from gbactl.report.charts import heat_map
 from gbactl.report.compare import Report, compare
 from gbactl.report.failures_and_slowdowns import MOST_LINES, activity_shares, slow_sentence, slowdowns
-from gbactl.report.render import FORMATS, render, stderr_sentences
+from gbactl.report.text_formats import FORMATS, render, stderr_sentences
 from gbactl.tracking.metrics_and_tags import SLOW_WORKER
 from gbactl.tracking.mlflow_store import Run
 from tests.support.report_examples import run

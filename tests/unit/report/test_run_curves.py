@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gbactl.errors import UsageError
 from gbactl.report.compare import Report, compare
-from gbactl.report.render import FORMATS, render, sentences
 from gbactl.report.report_command import read_curves, with_times
 from gbactl.report.run_curves import (
     CensoredMedian,
@@ -26,6 +25,7 @@ from gbactl.report.run_curves import (
     shares,
     times_to_auc,
 )
+from gbactl.report.text_formats import FORMATS, render, sentences
 from tests.support.report_examples import run
 
 

@@ -11,7 +11,7 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Pull, Push, ShardRelocated
-from gbactl.worker.server_channels import ParkedConnection, Routes
+from gbactl.worker.server_replacement import ParkedConnection, Routes
 
 
 class Recorder:

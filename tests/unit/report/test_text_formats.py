@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.report.compare import compare
-from gbactl.report.render import FORMATS, answer, for_stdout, render, stderr_sentences
+from gbactl.report.text_formats import FORMATS, answer, for_stdout, render, stderr_sentences
 from gbactl.tracking.mlflow_store import Run
 from tests.support.report_examples import run, three
 

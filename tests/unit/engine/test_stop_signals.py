@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.engine.signals import StopRequest, deferred, first_signal_recorded, raise_if_stopped, stop_signal, stoppable
+from gbactl.engine.stop_signals import (
+    StopRequest,
+    deferred,
+    first_signal_recorded,
+    raise_if_stopped,
+    stop_signal,
+    stoppable,
+)
 from gbactl.errors import ClusterError, Stopped
 from gbactl.wire.messages import Event
 

@@ -1,4 +1,4 @@
-"""Channels from a worker to the servers: a failed server's channel is replaced by a channel to its successor.
+"""Replacement of a worker's channel to a failed server by a channel to the server's successor.
 
 Pushes to a shard without a server wait here. Pushes sent to a failed server are lost; an empty slice replaces each on
 its successor, so that the gradient is announced nevertheless. A push costs a lock.

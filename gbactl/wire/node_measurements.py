@@ -2,7 +2,7 @@
 
 Times: a worker measures what it waits for, besides computing; a server how long it handles messages, and of that its
 kernels. For a gradient, a worker, a server and the coordinator together measure for about 40 us of CPU with a local
-batch of 128, and for 70 us with 512 (experiments/performance/measuring_cost.py).
+batch of 128, and for 45 us with 512 (experiments/performance/measuring_cost.py).
 
 Bytes are those of training; those of evaluations are not counted. `dense`: dense parameters, gradients and whole states
 of them; `rows`: embedding rows and their gradients; `ids`: the rows' ids; `control`: headers and descriptors of all

@@ -319,7 +319,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="KEY=VALUE",
-        help="the cells with this override alone, for instance seed=1; may be repeated",
+        help="only cells with this override, for instance seed=1; may be repeated: cells with all of them",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="say which cells there are, and run none")
     parser.add_argument("--again", action="store_true", help="run again what another code version has run")

@@ -5,7 +5,8 @@
 One process computes gradients, and after each it makes the calls that measure in a run: for the curves (a batch's
 ranked pairs, and their sums in the coordinator), and for the times by activity in a worker, a server and the
 coordinator. A call thus finds its code and data in the caches no more than in a run. The coordinator adds the times of
-many gradients together; `sums` is a gradient's share of that. Prints the median microseconds of CPU of each, as JSON.
+many gradients together; `sums` is a gradient's share of that, measured once at the end. Prints the median microseconds
+of CPU of each call, as JSON.
 """
 
 from __future__ import annotations

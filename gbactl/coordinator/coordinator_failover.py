@@ -296,7 +296,9 @@ class Failover:
         return max(0, may_have - held)
 
     def _handle_lost_workers(self, training: LivePhase | None) -> None:
-        """Handle workers as failed that had failed before or did not reconnect; add the others that the phase lacks."""
+        """Handle as failed the workers that had failed before or did not reconnect.
+
+        Add to the phase the reconnected workers that it lacks."""
         run, core = self.run, self.core
         run.fencing.failed_workers.clear()
         for worker in self.failed_workers:

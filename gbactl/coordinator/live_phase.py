@@ -56,7 +56,7 @@ class PhaseClock:
         self.first = self.last if self.first is None else self.first
 
     def announced(self) -> None:
-        """Record the present time as that of the last announced gradient, and of the first one if there was none."""
+        """Record the present time as that of the last announced gradient, at first also as that of the first one."""
         now = self.now()
         self.gradients = (now if self.gradients is None else self.gradients[0], now)
 

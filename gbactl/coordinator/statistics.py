@@ -86,10 +86,10 @@ class ActivityTimes:
 
     def _add_pending(self) -> None:
         for each in self._pending:
-            self._add(*each)
+            self._add_gradient(*each)
         self._pending.clear()
 
-    def _add(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
+    def _add_gradient(self, now: float, worker: int, compute: float, waits: Sequence[float], mode: str) -> None:
         row = [1.0, compute, *waits]
         if len(waits) != len(WAITS) or min(row) < 0.0 or not math.isfinite(sum(row)):
             return

@@ -249,7 +249,7 @@ class LoggedPhase:
         return confirmed
 
     def feed_tail(self, records: Sequence[Record]) -> list[Command]:
-        """Apply the records at the end of a failed coordinator's log. Returns the commands that these records contain.
+        """Apply the records at the end of a failed coordinator's log. Returns the policy's commands that they confirm.
 
         Of slices, only those after the last note are reported: the note contains the others."""
         infos = [(number, each) for number, each in enumerate(records) if isinstance(each, InfoRecord)]

@@ -212,12 +212,7 @@ def _lines_of(index: int, plan: Mapping[str, Any], faults: Mapping[str, Any], co
     if not own:
         return []
     if issubclass(KINDS[kind], ProcessFailure):
-        hangs = issubclass(KINDS[kind], Hang)
-        return [
-            f"{entry['process']} {'stopped' if hangs else 'killed'} at {_seconds(entry['at_s'])} s"
-            f"{_duration_in_words(entry) if hangs else ''}"
-            for entry in own
-        ]
+        return [_failure_in_words(entry, issubclass(KINDS[kind], Hang)) for entry in own]
     processes, last = _list_of_names([entry["process"] for entry in own]), max(entry["until_s"] for entry in own)
     when = f"{_seconds(min(entry['from_s'] for entry in own), last)}-{_seconds(last)} s"
     if kind == "messages":
@@ -230,8 +225,11 @@ def _lines_of(index: int, plan: Mapping[str, Any], faults: Mapping[str, Any], co
     return [f"{processes} {'up to ' if plan.get('factor') != max(factors) else ''}{max(factors):.3g}x slower {when}"]
 
 
-def _duration_in_words(each: Mapping[str, Any]) -> str:
-    return " for good" if each["seconds"] is None else f" for {each['seconds']:g} s"
+def _failure_in_words(entry: Mapping[str, Any], hang: bool) -> str:
+    text = f"{entry['process']} {'stopped' if hang else 'killed'} at {_seconds(entry['at_s'])} s"
+    if not hang:
+        return text
+    return f"{text} for good" if entry["seconds"] is None else f"{text} for {entry['seconds']:g} s"
 
 
 def _named(index: int, plan: Mapping[str, Any]) -> str:

@@ -335,8 +335,9 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
-    """Put ++ before keys that no file in conf has (of a user's class; model.dims.FIELD), so that Hydra adds them.
+    """Put ++ before keys that may be in no file of conf, so that Hydra adds them.
 
+    These are the keys of a group with a user's class, GROUP.options.KEY, and model.dims.FIELD.
     --config-dir becomes an override, and so a part of the run's command, which can then be repeated."""
     made = list[str]()
     foreign = tuple(f"{group}." for group in configured_classes.GROUPS if _has_foreign_target(group, arguments))

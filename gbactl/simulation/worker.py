@@ -123,7 +123,7 @@ class DensePlacement:
         self.compute, self.flat = compute, compute.flat
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """Act when a worker begins to compute a batch: not at all, unless a subclass computes the gradient now."""
+        """Called when a worker begins to compute a batch; does nothing. A subclass may compute the gradient now."""
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push a computed gradient, and free the worker when it may continue."""

@@ -1,4 +1,4 @@
-"""Connection to the MLflow store: its location, its creation by one of several launchers, a quiet client, its runs.
+"""MLflow store: its location, its creation by one of several launchers, a quiet client, and its runs.
 
 Creating a SQLite store takes about 3 s once; connecting to one 0.2 s, after 1 s for importing mlflow. Reading its
 finished runs costs about 1 ms a run.

@@ -149,9 +149,8 @@ class NodeTimes(threading.local):
 
     def take(self) -> list[float]:
         """Return and clear the times, in the order of the activities."""
-        taken = []
+        taken = [activity.seconds for activity in self.activities]
         for activity in self.activities:
-            taken.append(activity.seconds)
             activity.seconds = 0.0
         return taken
 
@@ -159,8 +158,8 @@ class NodeTimes(threading.local):
 class Activity:
     """Context that adds its duration to the seconds of one activity of a thread.
 
-    There is one object for each thread and activity, so it cannot be entered twice at a time. It is made once, and is
-    no generator, as it is entered with every batch."""
+    A NodeTimes has one for each thread and activity, made once and no generator, as that is faster. It must not be
+    entered again before it is left."""
 
     __slots__ = ("began", "clock", "name", "seconds")
 

@@ -9,6 +9,8 @@ import pytest
 import study_results  # a script, which conftest.py makes importable
 import write_prefetch
 
+from gbactl.launch.hydra_config import compose
+
 
 def taken_over(line: str, seed: int, auc: float, seconds: float) -> Any:
     """A cell with two days in a mode, a tenth of a second of switching, and a day of sync."""
@@ -82,3 +84,13 @@ def test_each_cell_has_a_partner_in_sync() -> None:
         found = [study_results.options(cell.overrides) for cell in part.cells]
         keys = {(each["seed"], each.get("faults")) for each in found}
         assert {(each["seed"], each.get("faults")) for each in found if each[tag] == "sync"} == keys
+
+
+def test_rows_are_fetched_on_all_but_the_days_that_are_compared() -> None:
+    *_, local = study_results.study.read_study(write_prefetch.STUDY.sweep)
+    for cell in local.cells:
+        cfg = compose(list(cell.overrides))
+        switches = {int(entry.value): entry.changes["prefetch"] for entry in cfg.entries}
+        days = [day for day, prefetch in switches.items() if prefetch == "data"]
+        assert cfg.mode.prefetch == "rows" and days == list(write_prefetch.DAYS_WITH_DATA)
+        assert all(switches[day + 1] == "rows" for day in days)

@@ -55,6 +55,14 @@ def test_cells_are_the_combinations_of_a_grid(sweep: Path) -> None:
     assert [cell.overrides[1:] for cell in second.cells] == [("mode=gba", "mode.iota=0"), ("mode=gba", "mode.iota=3")]
 
 
+def test_only_takes_the_cells_with_all_of_its_overrides(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["study.py", str(sweep), "--only", "seed=1", "--only", "mode=gba", "--list"])
+    study.main()
+    assert capsys.readouterr().out.splitlines() == ["first: experiment=smoke data.days=2 mode=gba seed=1"]
+
+
 def test_a_larger_size_changes_what_it_names(sweep: Path) -> None:
     assert len(study.read_study(sweep, "full")[0].cells) == 6
     assert len(study.read_study(sweep, "full")[1].cells) == 2

@@ -68,7 +68,7 @@ def test_the_code_version_sees_what_numbers_depend_on(here: Path) -> None:
     (here / "report").mkdir()
     (here / "policies" / "gba.py").write_text("a = 1\n")
     before = code_version(here)
-    (here / "report" / "render.py").write_text("b = 1\n")
+    (here / "report" / "text_formats.py").write_text("b = 1\n")
     assert code_version(here) == before
     (here / "policies" / "gba.py").write_text("a = 2\n")
     assert code_version(here) != before

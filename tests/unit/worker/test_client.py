@@ -22,7 +22,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     decode,
 )
-from gbactl.wire.node_measurements import BATCH
+from gbactl.wire.node_measurements import BATCH, NodeTimes
 from gbactl.worker import client
 from gbactl.worker.client import BatchSource, WorkerClient
 from gbactl.worker.worker_core import BatchInProgress
@@ -132,7 +132,7 @@ def test_a_wait_counts_from_the_begin_of_training_on(monkeypatch: pytest.MonkeyP
     now = [0.0]
     monkeypatch.setattr(client, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     at = Setting(phase(2)._replace(training=False))
-    at.client.waits.clock = lambda: now[0]
+    at.client.waits = NodeTimes(clock=lambda: now[0])
     coordinator = next(iter(at.coordinator.poll(1)))[0]
 
     def go_on(number: int) -> None:

@@ -6,6 +6,7 @@ Run as a module, it takes the commands `add NAME` and `remove NAME` on standard 
 from __future__ import annotations
 
 import copy
+import fcntl
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ from tests.support.processes import SECONDS, collective
 OBJECTS = 80 << 20  # bytes of a node's object store, about the least that Ray takes
 BIN = Path(sys.executable).parent
 JOBS, AUTOSCALER = "jobs", "autoscaler"
+LOCK = Path(tempfile.gettempdir()) / f"gbactl-tests-ray-{os.getuid()}"
 # an autoscaler that looks every second, and whose nodes are processes of this machine
 HEAD_KIND, HEAD_ID = "ray.head.default", {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": f"{'f' * 51}00000"}
 FAKE = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
@@ -42,9 +44,12 @@ def obstacle(more: Collection[str] = ()) -> str | None:
 class RayCluster:
     """Ray cluster whose nodes have a CPU each; the first one is the head. `environment` selects it.
 
-    `more`: what the head has, of JOBS (a server of jobs) and AUTOSCALER (one that starts one node at most)."""
+    `more`: what the head has, of JOBS (a server of jobs) and AUTOSCALER (one that starts one node at most). With JOBS
+    it waits until no other test has a cluster: Ray gives a job the address of the machine's newest cluster."""
 
     def __init__(self, *nodes: str, more: Collection[str] = ()) -> None:
+        self._lock = LOCK.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX if JOBS in more else fcntl.LOCK_SH)
         path = f"{BIN}:{os.environ['PATH']}"  # jobs type gbactl
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
@@ -71,6 +76,7 @@ class RayCluster:
     def stop(self) -> None:
         """Remove all nodes."""
         self._process.communicate(timeout=60)
+        self._lock.close()
 
 
 def autoscaler(path: Path) -> dict[str, Any]:

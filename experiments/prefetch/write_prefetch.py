@@ -19,10 +19,10 @@ DAYS_WITH_DATA = (2, 4, 6, 8)  # of `local`; on the others a worker fetches rows
 
 
 def auc_of(day: int) -> Value[float]:
-    """AUC after a day of training, counted from 0."""
+    """AUC after a day of training, counted from 0; the day's last phase has it."""
 
     def auc(result: Mapping[str, Any]) -> float:
-        [found] = [phase["auc"] for phase in result["phases"] if phase["day"] == f"day {day}"]
+        [found] = [phase["auc"] for phase in result["phases"] if phase["day"] == f"day {day}" and "auc" in phase]
         return float(found)
 
     return auc

@@ -47,7 +47,7 @@ def test_taking_over_is_compared_with_sync_and_rows_of_the_same_seed(monkeypatch
 
 def test_starts_are_compared_with_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     def phases(first: float, last: float) -> dict[str, Any]:
-        return {"phases": [{"day": "day 0", "auc": first}, {"day": "day 4", "auc": last}]}
+        return {"phases": [{"day": "day 0"}, {"day": "day 0", "auc": first}, {"day": "day 4", "auc": last}]}
 
     cells = [
         study_results.Done({"seed": str(seed), "start": start}, phases(first, last), Path())

@@ -184,13 +184,12 @@ class ServerTimes(NodeTimes):
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(("messages", "kernels"), clock)
-        self.clock = clock
         self._since, self._totals = clock(), {"idle": 0.0, "kernels": 0.0, "messages": 0.0}
 
     def total(self, training: bool) -> dict[str, float]:
         """Add the seconds since the last call to the totals if they were `training`; return the totals by activity."""
         (busy, kernels), began = self.take(), self._since
-        self._since = self.clock()
+        self._since = self.activity(BUSY).clock()
         if training:
             totals, parts = self._totals, (self._since - began - busy, kernels, busy - kernels)
             self._totals = {name: totals[name] + max(0.0, part) for name, part in zip(totals, parts, strict=True)}

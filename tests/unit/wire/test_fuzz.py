@@ -25,8 +25,8 @@ def test_twenty_thousand_mutated_frames() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_three_hundred_thousand_mutated_frames() -> None:
-    assert wire.run(300_000, seed=2).total() == 300_000
+def test_a_million_mutated_frames() -> None:
+    assert wire.run(1_000_000, seed=2).total() == 1_000_000
 
 
 def test_a_mac_that_is_not_looked_at_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def reached(containers: Containers) -> tuple[str, ...]:
 
 @pytest.mark.beside
 def test_a_command_reaches_the_hosts(launcher: Launcher, containers: Containers) -> None:
-    typed = ("mode=gba", "mode.iota=1000", *reached(containers), "--trace")  # a slow worker decays nothing
+    typed = ("mode=hop_bs", *reached(containers), "--trace")  # no worker can do everything before the other has begun
     done = launcher.start(*typed).finish()
     assert done.code == 0, done.err
     traced(done.run_dir, done.result)

@@ -15,7 +15,8 @@ def traced(run_dir: Path, result: dict[str, Any]) -> None:
     names = {each["pid"]: each["args"]["name"] for each in events if each["ph"] == "M"}
     slices = [each for each in events if each["ph"] == "X"]
     processes = {*result["time"]["processes"], "C"}  # C: the coordinator
-    assert {names[each["pid"]] for each in slices} == processes == set(names.values())
+    sliced = {names[each["pid"]] for each in slices}
+    assert sliced == processes == set(names.values()), (sliced, processes, names)
     steps = [int(each["name"].removeprefix("step ")) for each in events if each["ph"] == "i"]
     assert steps and max(steps) <= min(steps) + 201
     times = [each["ts"] for each in slices]

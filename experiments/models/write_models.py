@@ -109,7 +109,7 @@ def rates(cells: Sequence[Done]) -> str:
     """Table of the models in sync by learning rate: AUC, bold where it is the highest of a model."""
     values = sorted({cell.options["optim.lr"] for cell in cells}, key=float)
     rows = []
-    for name in PUBLISHED:
+    for name in (*PUBLISHED, *OF_HISTORIES):
         found = {cell.options["optim.lr"]: float(cell.result["auc"]) for cell in of_model(cells, name)}
         if found:
             best = max(found, key=found.__getitem__)

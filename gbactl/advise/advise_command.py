@@ -55,7 +55,7 @@ from gbactl.launch.progress import ProgressDisplay, prepared, unit_of
 from gbactl.policies.policy import names
 from gbactl.report.text_formats import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
-from gbactl.tracking.metrics_and_tags import metrics_of, tags_of
+from gbactl.tracking.metrics_and_tags import RUN_DIR, metrics_of, tags_of
 from gbactl.tracking.mlflow_store import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
@@ -322,7 +322,7 @@ class Advising:
             return None
         config, t = to_dict(cfg), self.cfg.tracking
         every = {**tags_of(config, self.dataset.fingerprint, "gbactl advise"), **tags}
-        every |= {"gbactl.run_dir": str(folder), CONFIG_TAG: config_tag(config)}
+        every |= {RUN_DIR: str(folder), CONFIG_TAG: config_tag(config)}
         params = parameters(flatten(effective_keys(cfg)), self.command, defaults_of(config))
         return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.print_line)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.atomic_files import CONFIG
+from gbactl.atomic_files import CONFIG, read_result
 from gbactl.checkpoint.folder import (
     CHECKPOINTS,
     CUT,
@@ -24,7 +24,7 @@ from gbactl.checkpoint.folder import (
     number_of,
     shared_values,
 )
-from gbactl.config import RunConfig, to_dict
+from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.configured_classes import in_files
@@ -196,16 +196,25 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")
 
 
+def _settings(cfg: RunConfig) -> str:
+    """Hash a configuration without the checkpoint to resume from and without what a later start may have otherwise."""
+    config = to_dict(cfg)
+    cluster = {key: value for key, value in config["cluster"].items() if key not in cfg.engine.not_resumed}
+    return config_hash({**config, "cluster": cluster, KEY: None})
+
+
 @dataclass
 class StartingPoint:
     """Checkpoint that a run starts from, if any, and the run's directory.
 
     `chain`: the checkpoint, None for a new run. `same_run`: it continues in its own directory. `tracked`: the MLflow
-    run that it continues, "" if unknown (yet)."""
+    run that it continues, "" if unknown (yet). `earlier`: the result of its earlier start, if it continues in its own
+    directory with nothing changed, so that it is compared as if it had never stopped."""
 
     chain: CheckpointChain | None = None
     same_run: bool = False
     tracked: str = ""
+    earlier: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, cfg: RunConfig, dataset: Dataset, rounds: int) -> StartingPoint:
@@ -215,8 +224,11 @@ class StartingPoint:
         chain = find(cfg.resume)
         check(chain, to_dict(cfg), dataset.fingerprint, rounds)
         own = run_of(chain)
-        same = cfg.run_dir is None or Path(cfg.run_dir).resolve() == own
-        return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
+        if cfg.run_dir is not None and Path(cfg.run_dir).resolve() != own:
+            return cls(chain)
+        earlier = read_result(own)
+        unchanged = _settings(cfg) == _settings(from_dict({**config_at(chain), KEY: None})) and "origin" in earlier
+        return cls(chain, True, run_dirs.tracked_as(own) or "", earlier if unchanged else None)
 
     def run_dir(self, cfg: RunConfig) -> Path:
         """Return the run's directory: the resumed run's, or a new one."""
@@ -234,6 +246,8 @@ class StartingPoint:
         The data are those of the run, which its own configuration names; another seed may have others."""
         if self.chain is None:
             return ""
+        if self.earlier is not None:
+            return self.earlier["origin"] or ""
         config = {key: value for key, value in self.chain.last.config.items() if key not in ("seed", "data")}
         return f"{config_hash(config)}@step{JobPosition.read(self.chain.last.position).step}"
 

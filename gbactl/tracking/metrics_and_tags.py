@@ -92,6 +92,7 @@ FAILURE_KINDS = (
 )  # fmt: skip
 ORIGIN_RUN = "gbactl.origin_run"  # tag of a resumed run: the MLflow id of the run whose checkpoint it began from
 ORIGIN = "gbactl.origin"  # tag of a resumed run: the checkpoint that it began from, without its seed
+RUN_DIR = "gbactl.run_dir"  # tag of every run: its directory
 DAYS_TAG = "gbactl.days"  # tag of a run on data without a time: rows, by whose count its days are cut
 SLOW_WORKER = "gbactl.slow_worker"  # tag of a finished run: a sentence on its slow worker, where it has one
 _NOT_CONFIGURATION = ("tracking", "run_dir")

@@ -79,6 +79,11 @@ class AdviseOptions:
     jobs: int | None
     form: str
 
+    def words(self) -> list[str]:
+        """Return the options that decide what is simulated and advised, as one types them."""
+        typed = {name: getattr(self, name) for name in ("modes", "minutes", "seeds", "samples", "margin")}
+        return [word for name, value in typed.items() if value is not None for word in (f"--{name}", str(value))]
+
 
 def default_modes() -> list[str]:
     """List the modes that are simulated unless others are typed: those without replicas, sync first."""
@@ -97,7 +102,7 @@ class Advising:
     def __init__(self, overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
         self.options, self.out = options, out
         self.show = ProgressDisplay(unit_of("virtual"))
-        self.command = CommandLine("advise", tuple(overrides))
+        self.command = CommandLine("advise", (*options.words(), *overrides))
         typed = compose(["tracking.experiment=advise", *overrides])
         if typed.resume is not None or typed.switch.schedule or typed.switch.name != "none":
             raise UsageError("An advice begins with a base of its own; leave resume= and switch= out.")

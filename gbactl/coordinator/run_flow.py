@@ -125,7 +125,7 @@ class RunFlow:
         An evaluation within the round ends a phase too. False where a rollback must come first."""
         run, core = self.run, self.core
         rows = run.dataset.splits[round_.split].rows
-        run.record.round = number
+        run.record.round, core.switch.reached = number, False
         rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
             rest, begun, entered = self.failover.resumed_round() or (rest, begun, entered)

@@ -47,6 +47,7 @@ class RunFlow:
             over = yield from self.failover.restore()
         elif core.checkpoints.resumed is not None:
             run.restore_times(replaced=True)
+            core.workers.skip_past_faults()
         while not (yield from self._run_rounds(over)):
             yield from self._roll_back()
             over = False

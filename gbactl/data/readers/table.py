@@ -61,7 +61,7 @@ Floats = NDArray[np.float32]
 class Table:
     """Options of the data source data=table."""
 
-    arrays_version: ClassVar[int] = 4
+    arrays_version: ClassVar[int] = 5
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["*.parquet", "*.csv*", "*.tsv*"])
     schema: str | None = None

@@ -343,6 +343,18 @@ def test_rows_without_a_label_are_left_out_by_the_command(load: Callable[..., Da
     assert lost == "data.max_bad_lines=50" and load(**table, max_bad_lines=50).rows == ROWS - 50
 
 
+def test_a_table_with_blanks_around_its_cells_is_read_with_the_schema_guessed_of_it(
+    load: Callable[..., Dataset], tmp_path: Path
+) -> None:
+    ages = ["NA" if i % 3 == 0 else each for i, each in enumerate(NUMBERS)]
+    rows = [["click", "age", "job"], *zip(of(0, 1), ages, of("nurse", "NA"), strict=True)]
+    (tmp_path / "t.csv").write_text("".join(", ".join(row) + "\n" for row in rows))
+    found = infer(tmp_path / "t.csv", "click")
+    assert found.missing == ("", "NA") and found.guesses[1].kind == "numeric"
+    (tmp_path / "s.yaml").write_text(found.text())
+    assert load(name="table", path=str(tmp_path / "t.csv"), schema=str(tmp_path / "s.yaml")).rows == ROWS
+
+
 def test_few_rows_with_long_lists_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pa.parquet.write_table(pa.table({"click": of(0, 1), "seen": [list(range(20))] * ROWS}), tmp_path / "t.parquet")
     assert infer(tmp_path / "t.parquet").whole

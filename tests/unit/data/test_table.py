@@ -607,6 +607,29 @@ def test_a_text_that_means_missing_does_so_in_parquet_too(load: Load, tmp_path: 
     assert [row[0] == 0 for row in whole(found).ids.tolist()] == [False, True, False, True]
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("missing", "cells", "gone"),
+    [
+        ("['', NA]", ["NA", " NA", "NA ", "  "], [True] * 4),
+        ("[' NA']", ["NA", " NA", "N A", "na"], [True, True, False, False]),
+        ("[]", ["NA", "", " ", "?"], [False, True, True, False]),
+    ],
+)
+def test_blanks_around_a_text_that_means_missing_do_not_count(
+    missing: str, cells: list[str], gone: list[bool], form: str, load: Load, tmp_path: Path
+) -> None:
+    numbers = [cell if lost else "2" for cell, lost in zip(cells, gone, strict=True)]
+    rows = {"y": ["0", "1"] * 2, "x": numbers, "c": cells, "user": cells}
+    (tmp_path / "s.yaml").write_text(
+        f"missing: {missing}\ncolumns: {{y: label, x: numeric, c: categorical, user: user}}"
+    )
+    path = (parquet if form == "parquet" else write)(tmp_path / f"t.{form}", rows)
+    found = whole(load(name="table", path=str(path), schema=str(tmp_path / "s.yaml"), days=2))
+    assert found.numeric[:, 0].tolist() == [0.0 if lost else 2.0 for lost in gone]
+    assert [(ids == 0).tolist() for ids in found.ids] == [[lost] * 2 for lost in gone]
+
+
 def test_all_rows_of_one_day_are_refused_with_the_way_out(load: Load, tmp_path: Path) -> None:
     text = "y,x,d\n" + "1,2,2024-01-31\n0,3,2024-01-31\n" * 4
     options = small(tmp_path, text, "columns: {y: label, x: numeric, d: day}")

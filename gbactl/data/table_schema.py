@@ -55,9 +55,11 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Label(Number):
-    """Label column of 0 and 1, or of cells that are a click if equal to `positive`, or at least `at_least`."""
+    """Label column of 0 and 1, or of cells that are a click if equal to `positive`, or at least `at_least`.
 
-    positive: str | int | float | None = None
+    Numbers are compared as numbers. Only cells of a Boolean column equal true or false without quotes."""
+
+    positive: str | bool | int | float | None = None
     at_least: Annotated[float, Bounds(at_least=-3e38, at_most=3e38)] | None = None
 
     def check(self, key: str) -> None:
@@ -278,8 +280,6 @@ def _kind(key: str, values: Any, buckets: int) -> Kind:
     if name not in KINDS:
         meant = did_you_mean(name, KINDS)
         raise ConfigError(f"{key}.kind={name} is not known; type one of: {', '.join(KINDS)}.{meant and f' {meant}'}")
-    if own.get("positive") in (True, False) and isinstance(own["positive"], bool):
-        raise ConfigError(f"{key}.positive: YAML reads yes, no, true and false as true or false; put it in quotes.")
     kind = build(KINDS[name], own, f"{key}.", f"{key}: the kind {name}")
     kind.check(key)
     if isinstance(kind, (Categorical, Multi)) and kind.buckets is None:

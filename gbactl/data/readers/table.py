@@ -33,6 +33,7 @@ from gbactl.data.column_conversion import (
     dates,
     day_name,
     days,
+    equal,
     ids_of,
     lists_of,
     numbers,
@@ -47,7 +48,7 @@ from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.table_schema import Day, Label, Numeric, Sequence, TableSchema, Time, read_schema
 from gbactl.data.text_files import BadCells, BadLines, Rows, find
-from gbactl.errors import DataError, require
+from gbactl.errors import ConfigError, DataError, require
 
 MOST_DAYS = 100_000
 SAMPLE = 1 << 20  # values of the first day from which the borders of buckets come
@@ -177,7 +178,7 @@ def _arrays(rows: Rows, file: SourceFile, schema: TableSchema, bad: BadLines) ->
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: ignore for it.")
         if inner != kind and name not in listed:
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: multi for it.")
-    labels = _labels(frame, schema, bad_cells)
+    labels = _labels(frame, file, schema, bad_cells)
     numeric = [_numbers(frame, name, schema, bad_cells) for name in (*schema.numeric, *schema.bucketized)]
     ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(schema.hashed.items())]
     clock = None
@@ -218,12 +219,17 @@ def _bits(true: pl.Series) -> NDArray[np.uint8]:
     return found
 
 
-def _labels(frame: pl.DataFrame, schema: TableSchema, bad_cells: BadCells) -> NDArray[np.uint8]:
+def _labels(frame: pl.DataFrame, file: SourceFile, schema: TableSchema, bad_cells: BadCells) -> NDArray[np.uint8]:
     column, kind = frame[schema.label], schema.of_kind(Label)[schema.label]
     written = texts(column)
+    if isinstance(kind.positive, bool) and column.dtype != pl.Boolean:
+        raise ConfigError(
+            f"{file}: YAML reads positive of the column {schema.label} as {str(kind.positive).lower()}, and the column "
+            "holds no Booleans; type the text of a cell for positive, and put it in quotes."
+        )
     if kind.positive is not None:
         bad_cells.record(written.is_null(), schema.label, "a label")
-        return _bits(written == str(kind.positive))
+        return _bits(equal(column, kind.positive, kind.decimal, kind.thousands))
     number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}), kind.decimal, kind.thousands)
     if kind.at_least is not None:
         bad_cells.record(number.is_null(), schema.label, "a number")

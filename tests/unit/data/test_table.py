@@ -404,6 +404,17 @@ LABELS = [
     ("{kind: label, at_least: 4}", ["3.5", "4", "5", "-1"], [0, 1, 1, 0]),
     ("{kind: label, positive: '>50K'}", ["<=50K", " >50K ", ">50k", ">50K"], [0, 1, 0, 1]),
     ("{kind: label, positive: 2}", ["1", "2", "2", "1"], [0, 1, 1, 0]),
+    ("{kind: label, positive: 1}", ["1.0", "0.0", " 1 ", "+1"], [1, 0, 1, 1]),
+    ("{kind: label, positive: 1.0}", ["1", "0", "10", "1.00"], [1, 0, 0, 1]),
+    ("{kind: label, positive: '1.0'}", ["1", "0", "x", "1.0"], [1, 0, 0, 1]),
+    ("{kind: label, positive: 9007199254740993}", ["9007199254740992", "9007199254740993", "1", "0"], [0, 1, 0, 0]),
+    (
+        "{kind: label, positive: 1234.5, decimal: ',', thousands: '.'}",
+        ['"1.234,5"', "0", "2", '"1234,50"'],
+        [1, 0, 0, 1],
+    ),
+    ("{kind: label, positive: '1.234,5', decimal: ',', thousands: '.'}", ["0", '"1234,5"', "2", "3"], [0, 1, 0, 0]),
+    ("{kind: label, positive: 'true'}", ["true", "false", "x", "true"], [1, 0, 0, 1]),
 ]
 
 
@@ -411,6 +422,28 @@ LABELS = [
 def test_labels(kind: str, cells: list[str], labels: list[int], load: Load, tmp_path: Path) -> None:
     text = "y,x\n" + "".join(f"{cell},1\n" for cell in cells)
     assert whole(load(**small(tmp_path, text, f"columns: {{y: {kind}, x: numeric}}"), days=2)).labels.tolist() == labels
+
+
+BOOLEANS, FLOATS = [True, False, False, True], [1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("positive", "cells", "labels"),
+    [
+        *((positive, BOOLEANS, [1, 0, 0, 1]) for positive in ("true", "yes", "'true'", "'True'", "1", "'1'")),
+        *((positive, BOOLEANS, [0, 1, 1, 0]) for positive in ("false", "'FALSE'", "0")),
+        *((positive, FLOATS, [1, 0, 0, 1]) for positive in ("1", "1.0", "'1'", "'1.0'")),
+        ("12", [12, 120, 7, 12], [1, 0, 0, 1]),
+        ("2.5", ["2.50", "2", "x", "2.5"], [1, 0, 0, 1]),
+    ],
+)
+def test_labels_of_parquet_are_compared_by_their_value(
+    positive: str, cells: list[Any], labels: list[int], load: Load, tmp_path: Path
+) -> None:
+    (tmp_path / "s.yaml").write_text(f"columns: {{y: {{kind: label, positive: {positive}}}, x: numeric}}")
+    path = parquet(tmp_path / "t.parquet", {"y": cells, "x": [1.0] * 4})
+    found = load(name="table", path=str(path), schema=str(tmp_path / "s.yaml"), days=2)
+    assert whole(found).labels.tolist() == labels
 
 
 TIMES = [
@@ -467,6 +500,10 @@ SCHEMA_ERRORS = [
     ("columns: {y: label, x: label, c: categorical}", r"has 2 columns of kind label \(y, x\); one is possible"),
     ("columns: {y: label, x: time, c: day}", r"has 2 columns of kind time or day \(x, c\)"),
     ("columns: {y: {kind: label, positive: yes}, x: numeric}", "put it in quotes"),
+    (
+        "columns: {y: {kind: label, positive: no}, x: numeric}",
+        "YAML reads positive of the column y as false, and the column holds no Booleans; type the text of a cell",
+    ),
     ("columns: {y: {kind: label, positive: a, at_least: 1}, x: numeric}", "both positive and at_least"),
     ("columns: {y: label, x: {transform: log1p}}", r"columns.x has no kind; type \{kind: KIND\}"),
     ("columns: {y: label, c: {kind: multi, separator: ''}}", "c.separator is empty"),

@@ -137,9 +137,11 @@ def dates(moments: pl.Series) -> pl.Series:
     return moments.cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
 
 
-def days(column: pl.Series, form: str | None = None) -> pl.Series:
-    """Convert a column to day numbers as Int64: a date as YYYYMMDD, a whole number < 100,000,000 as it is."""
-    found = dates(timestamps(column, form))
+def days(column: pl.Series, form: str | None = None, moments: pl.Series | None = None) -> pl.Series:
+    """Convert a column to day numbers as Int64: a date as YYYYMMDD, a whole number < 100,000,000 as it is.
+
+    `moments`: the column's timestamps, if they are known already."""
+    found = dates(timestamps(column, form) if moments is None else moments)
     if form is not None or column.dtype.is_temporal():
         return found
     number = numbers(texts(column))

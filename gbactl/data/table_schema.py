@@ -138,7 +138,7 @@ class Time(Kind):
 
 @dataclass(frozen=True)
 class Day(Time):
-    """Column of sample days, as numbers or as times within the day: rows of one date are one day."""
+    """Column of sample days, as numbers or as times within the day: rows of one date are one day, in order of time."""
 
 
 @dataclass(frozen=True)

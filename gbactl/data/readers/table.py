@@ -30,6 +30,8 @@ from gbactl.data.cache_writer import (
     write_all,
 )
 from gbactl.data.column_conversion import (
+    DAY,
+    LAST_DAY_NUMBER,
     dates,
     day_name,
     days,
@@ -120,7 +122,7 @@ class Table:
                     name for name in schema.lists if name not in parted and _is_parted(chunk.frame[name], schema)
                 }
                 if times is not None:
-                    clock.add(times, times if schema.of_kind(Day) else None)
+                    clock.add(times, times // DAY if schema.of_kind(Day) else None)
                     if len(clock.counts) > MOST_DAYS:
                         raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
                 rows += len(batch)
@@ -266,18 +268,25 @@ def _like(lost: pl.Series, kind: Numeric) -> str:
 
 
 def _times(frame: pl.DataFrame, name: str, schema: TableSchema, bad_cells: BadCells) -> tuple[Integers, Integers]:
-    """Return each row's sort key (its day or time), and the times from which fields such as the hour are made."""
+    """Return each row's sort key, and the times from which fields such as the hour are made.
+
+    The key of kind time is the time. The key of kind day is the day number times DAY, plus the time of day where the
+    cell is a date with or without a time."""
     kind = schema.of_kind(Time)[name]
-    by_day = isinstance(kind, Day)
-    clock = (days if by_day else timestamps)(frame[name], kind.format)
+    moment = timestamps(frame[name], kind.format)
     like = f"of the format {kind.format!r}" if kind.format else "such as 2024-12-31 23:59:59 or seconds since 1970"
-    bad_cells.record(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
-    moment = clock
-    if by_day and kind.fields:
-        moment = timestamps(frame[name], kind.format)
+    times = moment.fill_null(0).to_numpy()
+    if not isinstance(kind, Day):
+        bad_cells.record(moment.is_null(), name, f"a time {like}")
+        return times, times
+    day = days(frame[name], kind.format, moment)
+    bad_cells.record(day.is_null(), name, f"a day {like}")
+    dated = day.eq_missing(dates(moment))
+    if kind.fields:
         needed = f"a date, of which {kind.fields[0]} could be made (of 20241231, the schema says format: '%Y%m%d')"
-        bad_cells.record(clock.ne_missing(dates(moment)), name, needed)
-    return clock.fill_null(0).to_numpy(), moment.fill_null(0).to_numpy()
+        bad_cells.record(~dated, name, needed)
+    number = day.fill_null(0).clip(-LAST_DAY_NUMBER, LAST_DAY_NUMBER)  # keys are int64
+    return number.to_numpy() * DAY + np.where(dated.to_numpy(), times % DAY, 0), times
 
 
 def first_day_transform(

@@ -141,7 +141,7 @@ def test_columns_become_what_the_schema_says(name: str, load: Load, schema: str,
     assert data.schema.lists == (ListField(4, "sum"), ListField(3, "mean"))
     assert data.user_field == 0 and not data.days_by_rows
 
-    order = sorted(range(400), key=lambda i: rows["when"][i].date())  # stable: rows of a day keep their order
+    order = sorted(range(400), key=lambda i: rows["when"][i])  # stable: rows of a time keep their order
     dates = sorted({time.date() for time in rows["when"]})
     assert [split.name for split in data] == [str(date) for date in dates]
     assert [split.rows for split in data] == [sum(t.date() == date for t in rows["when"]) for date in dates]
@@ -370,6 +370,40 @@ def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tm
     dated = schema.replace("t: time", "t: {kind: time, fields: [weekday]}")
     split = load(**{**small(tmp_path, "y,x,c,t\n", dated, "unused"), "path": str(tmp_path / "?-*.csv")}, days=2)
     assert whole(split).ids[:, 1].tolist() == [(i + 2) % 7 for i in range(5)] + [(i + 5) % 7 for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "order"),
+    [
+        ("day", [f"2024-03-01 {hour}:30" for hour in ("13", "12", "11", "10")], [3, 2, 1, 0]),
+        ("day", ["2024-03-02 01:00", "2024-03-01 23:00", "2024-03-02 00:00", "2024-03-01 22:00"], [3, 1, 2, 0]),
+        ("day", ["2024-03-02", "2024-03-01", "2024-03-02", "2024-03-01"], [1, 3, 0, 2]),
+        ("day", ["1709289000", "1709285400", "1709281800", "1709278200"], [3, 2, 1, 0]),
+        ("day", ["7", "5", "7", "5"], [1, 3, 0, 2]),
+        ("day", ["-1", "3", "-2", "-1"], [2, 0, 3, 1]),
+        ("day", ["20240302", "2024-03-01 23:00", "20240301", "2024-03-01 22:00"], [2, 3, 1, 0]),
+        (
+            "{kind: day, format: '%d.%m.%Y %H'}",
+            [f"01.03.2024 {hour}" for hour in ("13", "12", "13", "10")],
+            [3, 1, 0, 2],
+        ),
+        ("{kind: day, fields: [hour]}", [f"1969-12-31 {hour}:00" for hour in ("22", "21", "23", "20")], [3, 1, 0, 2]),
+    ],
+)
+def test_rows_of_a_date_are_in_order_of_time_where_the_cells_have_one(
+    kind: str, cells: list[str], order: list[int], load: Load, tmp_path: Path
+) -> None:
+    text = "y,x,d\n" + "".join(f"{i % 2},{i},{cell}\n" for i, cell in enumerate(cells))
+    data = load(**small(tmp_path, text, f"columns: {{y: label, x: numeric, d: {kind}}}"), days=2)
+    assert whole(data).numeric[:, 0].tolist() == order
+
+
+def test_dates_of_years_beyond_9999_are_the_last_day(load: Load, tmp_path: Path) -> None:
+    at = pa.array([300_000_000_000_000_000, 1, 0], pa.timestamp("us"))
+    path = parquet(tmp_path / "t.parquet", {"y": [0, 1, 0], "x": [0.0, 1.0, 2.0], "d": at})
+    (tmp_path / "s.yaml").write_text("columns: {y: label, x: numeric, d: day}")
+    data = load(name="table", path=str(path), schema=str(tmp_path / "s.yaml"))
+    assert whole(data).numeric[:, 0].tolist() == [2, 1, 0] and [split.rows for split in data] == [2, 1]
 
 
 def test_a_whole_number_has_one_id_however_a_file_writes_it(load: Load, tmp_path: Path) -> None:

@@ -95,9 +95,21 @@ def equal(column: pl.Series, value: str | float, decimal: str = ".", thousands: 
     return same | (numbers(column, decimal, thousands) == number)
 
 
+def _of_polars(form: str) -> str:
+    """Convert a format of Python's strptime to one of polars, which reads %f as nanoseconds. Raises ConfigError."""
+
+    def fraction(found: re.Match[str]) -> str:
+        if found[0] == "%f":
+            hint = "type %3f for 3 digits, or %6f for 6"
+            raise ConfigError(f"The format {form!r} has %f without a point before it; {hint}.")
+        return found[0] if found[0] == "%%" else "%.f"
+
+    return re.sub(r"%%|\.?%f", fraction, form)
+
+
 def _parsed(written: pl.Series, form: str) -> pl.Series:
     try:
-        found = written.str.to_datetime(form, strict=False, time_unit="us")
+        found = written.str.to_datetime(_of_polars(form), strict=False, time_unit="us")
     except pl.exceptions.PolarsError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"The format {form!r} is invalid ({reason}); type for instance '%d/%m/%Y %H:%M'.") from None

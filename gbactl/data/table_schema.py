@@ -124,7 +124,7 @@ class Sequence(Multi):
 class Time(Kind):
     """Column of sample times, by which rows are sorted. `fields`: categorical fields made of it (hour, weekday; UTC).
 
-    `format`: of strptime; None: ISO 8601, or seconds or fractions of these since 1970."""
+    `format`: of strptime, with %f only after a point; None: ISO 8601, or seconds or fractions of these since 1970."""
 
     format: str | None = None
     fields: list[str] = field(default_factory=list)

@@ -491,6 +491,11 @@ TIMES = [
     ("%d.%m.%Y %H:%M", "29.02.2024 13:05", "2024-02-29 13:05:00"),
     ("%y%m%d%H", "24022913", "2024-02-29 13:00:00"),
     ("%m/%d/%Y", "02/29/2024", "2024-02-29 00:00:00"),
+    ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 13:05:01.5", "2024-02-29 13:05:01.500000"),
+    ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 13:05:01.000025", "2024-02-29 13:05:01.000025"),
+    ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 13:05:01", "2024-02-29 13:05:01"),
+    ("%d.%m.%Y %H:%M:%S,%3f", "29.02.2024 13:05:01,250", "2024-02-29 13:05:01.250000"),
+    ("%Y%m%d%H%M%S%6f", "20240229130501000250", "2024-02-29 13:05:01.000250"),
     (None, "29 Feb", None),
 ]
 
@@ -503,6 +508,14 @@ def test_times(form: str | None, text: str, moment: str | None) -> None:
     assert [None if each is None else str(each) for each in found] == [moment, None]
     if moment is not None:
         assert days(pl.Series([text]), form).to_list() == [20240229]
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y %H:%M:%S,%f", "%Y%m%d%H%M%S%f", "%Y-%m-%d %H:%M:%S%%%f"])
+def test_a_fraction_without_a_point_needs_its_number_of_digits(form: str, load: Load, tmp_path: Path) -> None:
+    schema = f"columns: {{y: label, x: numeric, c: {{kind: time, format: '{form}'}}}}"
+    told = f"The format '{re.escape(form)}' has %f without a point before it; type %3f for 3 digits, or %6f for 6."
+    with pytest.raises(ConfigError, match=told):
+        load(**small(tmp_path, GOOD, schema))
 
 
 def test_a_number_has_the_text_that_others_write() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from gbactl.checked_dataclasses import did_you_mean
-from gbactl.conf_catalogue import as_yaml
+from gbactl.conf_catalogue import as_override, as_yaml
 from gbactl.data.cache_writer import DEFAULT_DAYS
 from gbactl.data.column_conversion import (
     DAY,
@@ -134,7 +134,7 @@ class Inferred:
 
     def commands(self, path: str, schema: str) -> list[str]:
         """List the commands to type next; `path` names the tables, `schema` the new schema file."""
-        typed = ["data=table", _override("data.path", path), _override("data.schema", schema)]
+        typed = ["data=table", f"data.path={as_override(path)}", f"data.schema={as_override(schema)}"]
         unlabelled = next(each.missing for each in self.guesses if each.kind == "label")
         unreadable = self.ragged + round(unlabelled * self.total)
         if unreadable:  # twice as many as are expected where not all rows were looked at
@@ -152,10 +152,6 @@ class Inferred:
         if "day" in kinds:
             return self.rows // kinds["day"]
         return self.rows if self.files > 1 and "time" not in kinds else self.rows * self.files // DEFAULT_DAYS
-
-
-def _override(key: str, value: str) -> str:
-    return f"{key}={value}" if re.fullmatch(r"[\w./:@~+-]+", value) else f'{key}="{value}"'
 
 
 def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferred:

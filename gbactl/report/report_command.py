@@ -215,7 +215,7 @@ def read_curves(
             if result is None:
                 missing.append(run.label)
             else:
-                found[key].append(curves_of(run.seed, result, configuration(run, report.free)))
+                found[key].append(curves_of(run.seed, result, configuration(run, report.free), report.label))
     return found, missing
 
 

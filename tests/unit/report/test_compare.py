@@ -298,6 +298,18 @@ def test_a_rate_over_little_time_is_marked_and_one_over_none_is_missing() -> Non
     assert "| 100* |" in text and "| 100 |" in text and text.count("EPS*: over less than 5 s of training.") == 1
 
 
+@pytest.mark.parametrize(
+    ("label", "own", "marks"), [(None, 499.0, "*"), (None, 500.0, ""), ("day 2", 499.0, ""), (None, None, "")]
+)
+def test_the_mark_of_a_rate_is_by_the_samples_that_it_counts(label: str | None, own: float | None, marks: str) -> None:
+    """A run from another run's checkpoint counts its own samples; a round counts all of its own."""
+    one = run("gba", 1, 0.8)
+    more = {"eps": 100.0, "samples_trained": 9000.0, **({} if own is None else {"samples_own": own})}
+    of_day = {"auc/day 2": 0.8, "eps/day 2": 100.0, "samples_trained/day 2": 600.0}
+    [found] = compare([replace(one, metrics={**one.metrics, **more, **of_day})], label=label).groups
+    assert found.marks == marks
+
+
 def test_a_model_that_is_worse_than_none_is_marked() -> None:
     bad = [replace(each, metrics={**each.metrics, "ne": 1.25}) for each in three()[:1]]
     report = compare([*bad, *three()[1:]])

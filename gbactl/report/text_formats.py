@@ -268,6 +268,9 @@ _TEX = {
     "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",  # in OT1, the default encoding, these three are other signs
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }
 _MINUS = re.compile(r"(?<![\w.,])-(?=\.?\d)")  # a sign, not a hyphen
 

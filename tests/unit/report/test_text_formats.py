@@ -43,6 +43,13 @@ def test_no_line_is_wider_and_no_number_is_cut(width: int) -> None:
     assert "..." not in text
 
 
+def test_the_keys_that_one_has_to_type_stay_whole() -> None:
+    names = [f"some-group.a_key_with_a_long_name_{n}" for n in range(3)]
+    runs = [run("gba", seed, 0.8, **dict.fromkeys(names, str(seed))) for seed in (1, 2)]
+    lines = render(compare(runs, by=["mode"]), "table").splitlines()
+    assert f"  mode,{','.join(names)}." in lines and max(map(len, lines)) > 80
+
+
 def test_markdown() -> None:
     assert render(report(), "md") == golden("report.md")
 

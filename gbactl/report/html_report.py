@@ -207,7 +207,7 @@ def _dots(name: str, runs: Sequence[Curves], field: str) -> list[Row]:
 
 
 def _marks(name: str, number: int, runs: Sequence[Curves], field: str) -> list[Row]:
-    """Make the marks of a group's first run: switches, failures, slow-downs."""
+    """Make the marks of a group's first run: switches, failures, slow-downs and other faults."""
     if not runs:
         return []
     run, group = runs[0], {"group": name, "number": number}
@@ -224,7 +224,8 @@ def _marks(name: str, number: int, runs: Sequence[Curves], field: str) -> list[R
             text = f"{each.process} {each.what} at {each.begin:.3g} s (seed {run.seed})"
             made.append({**group, "kind": "failure", "x": at(each.begin), "text": text})
         else:
-            text = f"{each.process} up to {each.factor:.3g}x slower, {each.begin:.3g} to {each.end:.3g} s"
+            what = f"up to {each.factor:.3g}x slower" if each.factor > 1 else each.what
+            text = f"{each.process} {what}, {each.begin:.3g} to {each.end:.3g} s"
             ends = {"x": at(each.begin), "end": at(each.end)}
             made.append({**group, "kind": "slow", **ends, "text": f"{text} (seed {run.seed})"})
     return made

@@ -44,7 +44,10 @@ class TrainingPoint(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """Failure or slow-down of a process, between two seconds of training. `factor`: of a slow-down, else None."""
+    """Failure, slow-down or other fault of a process, between two seconds of training.
+
+    `factor`: how much slower the process was at most; None for a failure, 1 for a fault whose slow-down is not known,
+    as of a CPU hog."""
 
     process: str
     what: str

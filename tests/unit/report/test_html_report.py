@@ -138,6 +138,21 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     assert "gbactl train -m mode=gba seed=1,2,3" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "factor", "text"),
+    [
+        ("constant", 5.0, "W1 up to 5x slower, 0 to 5 s (seed 1)"), ("hog", 1.0, "W1 hog, 0 to 5 s (seed 1)"),
+        ("messages", 1.0, "W1 messages, 0 to 5 s (seed 1)"),
+    ],
+)  # fmt: skip
+def test_a_fault_without_a_factor_is_marked_by_its_kind(kind: str, factor: float, text: str) -> None:
+    found = result("gba", 0.8)
+    found["faults"] = {"plans": [{"kind": kind}], "acted": [{**found["faults"]["acted"][0], "factor": factor}]}
+    report = compare([run("gba", 1, 0.8)])
+    specs = specs_of(page(report, {report.groups[0].key: [curves_of("1", found)]}))
+    assert [mark["text"] for mark in rows_of(specs["AUC over seconds"], "slow")] == [text]
+
+
 def test_the_slow_worker_of_a_run_is_named_below_the_table_and_above_the_times_of_its_processes() -> None:
     times = {name: {"compute": seconds, "batches": 10} for name, seconds in (("W0", 1.0), ("W1", 4.0), ("W2", 1.0))}
     slow = {**result("gba", 0.8), "time": {"processes": times}}

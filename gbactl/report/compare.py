@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -368,10 +368,10 @@ def _group(
     group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against, rate=_rate(pairs))
     if reference is None:
         return group, None, [], []
-    why = why_alone(pairs.alone, reference.runs, free) if pairs.alone else ""
-    without = f"no partner in {reference.key[0]} ({why})"
-    notes = [] if pairs.ours else [f"{len(pairs.alone)} of {len(line.runs)} runs have {without}."]
-    alone = [ExcludedRun(run.label, without) for run in pairs.alone] if pairs.ours else []
+    without = [f"no partner in {reference.key[0]} ({why})" for why in why_alone(pairs.alone, reference.runs, free)]
+    counts = {} if pairs.ours else Counter(without)
+    notes = [f"{count} of {len(line.runs)} runs have {why}." for why, count in counts.items()]
+    alone = [ExcludedRun(run.label, why) for run, why in zip(pairs.alone, without, strict=True)] if pairs.ours else []
     return group, paired(scale.pairs(both)), [*notes, *_compared_with(pairs, line, reference, columns[0])], alone
 
 

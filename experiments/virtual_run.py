@@ -15,7 +15,7 @@ from gbactl.simulation.simulated_run import run_virtual
 
 
 def begun(overrides: Sequence[str], folder: Path) -> tuple[RunConfig, Dataset]:
-    """Configuration of a run in a folder, and its data. Raises CheckpointError if its base has nothing left to train."""
+    """Configuration of a run in a folder, and its data. Raises CheckpointError if nothing is left to train."""
     cfg = compose([*overrides, f"run_dir={folder}"])
     dataset = open_dataset(prepare(cfg.data))
     StartingPoint.of(cfg, dataset, len(rounds(dataset, cfg.train)))

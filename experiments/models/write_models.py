@@ -37,10 +37,16 @@ def of_model(cells: Sequence[Done], name: str) -> list[Done]:
 
 
 def differences(cells: Sequence[Done], name: str, modes: Sequence[str]) -> list[str]:
-    """AUC of each mode minus that of sync, over pairs of one seed; bold where the whole interval is within SAME."""
+    """AUC of each mode minus that of sync, over pairs of one seed; bold where the whole interval is within SAME.
+
+    The number of pairs stands beside it where seeds are missing, as of runs that diverged."""
     values = by_line(of_model(cells, name), "mode", lambda result: float(result["auc"]))
-    found = [against(values, mode, "sync") for mode in modes]
-    return ["-" if each is None else written(each, 5, "+", SAME) for each in found]
+    sync, found = values.get("sync", {}), []
+    for mode in modes:
+        each, pairs = against(values, mode, "sync"), len(sync.keys() & values.get(mode, {}).keys())
+        beside = f" ({pairs} of {len(sync)})" if pairs < len(sync) else ""
+        found.append("-" if each is None else written(each, 5, "+", SAME) + beside)
+    return found
 
 
 def tried(cells: Sequence[Done]) -> str:

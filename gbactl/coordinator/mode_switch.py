@@ -390,7 +390,7 @@ class ModeSwitch:
         training = self.run.training
         last = self.run.record.round == len(self.run.rounds) - 1
         if training is None:
-            more = bool(self.run.untrained)  # an evaluation within the round
+            more = bool(self.run.untrained)
         else:  # a phase that a scheduled switch or evaluation ends leaves samples of the round
             policy = training.policy
             more = not policy.exhausted or total_samples(training.ranges) > policy.phase.samples

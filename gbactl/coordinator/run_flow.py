@@ -130,6 +130,7 @@ class RunFlow:
         rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
             rest, begun, entered = self.failover.resumed_round() or (rest, begun, entered)
+        run.untrained = rest
         while rest:
             if self._evaluation_due(round_, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))
@@ -144,6 +145,7 @@ class RunFlow:
                 run.save_standstill(TRAIN, rest, begun)
             trained = yield from self._phase(round_, rest)
             rest, begun, entered = without_first(rest, trained), True, False
+            run.untrained = rest
             if self._rollback_due:
                 return False
         core.switch.log_checksums((yield from core.requests.inspect("server")))

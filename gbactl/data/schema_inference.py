@@ -21,6 +21,7 @@ from gbactl.data.cache_writer import DEFAULT_DAYS
 from gbactl.data.column_conversion import (
     DAY,
     MOST_VALUES,
+    equal,
     list_separator,
     lists_of,
     marked_numbers,
@@ -285,7 +286,7 @@ def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess
     written = column.drop_nulls()
     number, written_as, _ = marked_numbers(written, False)
     options: dict[str, Any] = {"kind": "label"}
-    if positive is not None and positive not in values:
+    if positive is not None and not equal(column, positive).any():
         meant, seen = did_you_mean(positive, values), ", ".join(values[-20:])
         raise ConfigError(f"No cell of {column.name} is {positive}; there are: {seen}.{meant and f' {meant}'}")
     if positive is not None:

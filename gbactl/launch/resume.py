@@ -24,7 +24,7 @@ from gbactl.checkpoint.folder import (
     number_of,
     shared_values,
 )
-from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.config import RunConfig, to_dict
 from gbactl.config.engine_interface import engine_named
 from gbactl.config.groups import ClusterConfig
 from gbactl.configured_classes import in_files
@@ -196,11 +196,14 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")
 
 
-def _settings(cfg: RunConfig) -> str:
-    """Hash a configuration without the checkpoint to resume from and without what a later start may have otherwise."""
-    config = to_dict(cfg)
-    cluster = {key: value for key, value in config["cluster"].items() if key not in cfg.engine.not_resumed}
-    return config_hash({**config, "cluster": cluster, KEY: None})
+def _unchanged(cfg: RunConfig, chain: CheckpointChain) -> bool:
+    """Whether a configuration is that of a checkpoint, but for what a later start may have otherwise."""
+
+    def kept(config: dict[str, Any]) -> str:
+        cluster = {key: value for key, value in config["cluster"].items() if key not in cfg.engine.not_resumed}
+        return config_hash({**config, "cluster": cluster, KEY: None})
+
+    return kept(to_dict(cfg)) == kept(config_at(chain))
 
 
 @dataclass
@@ -208,8 +211,8 @@ class StartingPoint:
     """Checkpoint that a run starts from, if any, and the run's directory.
 
     `chain`: the checkpoint, None for a new run. `same_run`: it continues in its own directory. `tracked`: the MLflow
-    run that it continues, "" if unknown (yet). `earlier`: the result of its earlier start, if it continues in its own
-    directory with nothing changed, so that it is compared as if it had never stopped."""
+    run that it continues, "" if unknown (yet). `earlier`: the result of its last start, if it continues in its own
+    directory and no start has changed anything: then it is compared as if it had not stopped, with its config.yaml."""
 
     chain: CheckpointChain | None = None
     same_run: bool = False
@@ -227,8 +230,8 @@ class StartingPoint:
         if cfg.run_dir is not None and Path(cfg.run_dir).resolve() != own:
             return cls(chain)
         earlier = read_result(own)
-        unchanged = _settings(cfg) == _settings(from_dict({**config_at(chain), KEY: None})) and "origin" in earlier
-        return cls(chain, True, run_dirs.tracked_as(own) or "", earlier if unchanged else None)
+        same = "origin" in earlier and not any(own.glob(run_dirs.CHANGED)) and _unchanged(cfg, chain)
+        return cls(chain, True, run_dirs.tracked_as(own) or "", earlier if same else None)
 
     def run_dir(self, cfg: RunConfig) -> Path:
         """Return the run's directory: the resumed run's, or a new one."""
@@ -255,7 +258,7 @@ class StartingPoint:
         """Prepare the directory of a run that continues in it: rename earlier files, remove newer checkpoints."""
         if self.chain is None or not self.same_run:
             return
-        run_dirs.reopen(path, cfg)
+        run_dirs.reopen(path, cfg, unchanged=self.earlier is not None)
         folder = CheckpointFolder(self.chain.folder)
         folder.sweep()
         for name in folder.names():

@@ -16,7 +16,7 @@ from gbactl.config.engine_interface import engine_named
 from gbactl.errors import ConfigError
 from gbactl.policies.policy import names, policy_class
 from gbactl.switching.switch_texts import each_mode, from_listed
-from gbactl.tracking.metrics_and_tags import ORIGIN, RUN_DIR
+from gbactl.tracking.metrics_and_tags import ORIGIN
 from gbactl.tracking.mlflow_store import Run
 from gbactl.tracking.run_description import MODE_TAG, rounded, short
 
@@ -78,12 +78,9 @@ def _defaults() -> Settings:
 def settings(run: Run) -> dict[str, str]:
     """Return the parameters of a run, defaults included, that can change its result.
 
-    Runs that began from checkpoints of runs that differ in the seed alone have the same value of `resume`; a run that
-    went on from its own checkpoint, with nothing changed, has the value that it began with."""
+    Runs that began from checkpoints of runs that differ in the seed alone have the same value of `resume`."""
     found = {**_defaults(), **run.params}
-    own = f"{run.tags.get(RUN_DIR)}/"
-    began = _defaults()["resume"] if found["resume"].startswith(own) else found["resume"]
-    found["resume"] = run.tags.get(ORIGIN, began)
+    found["resume"] = run.tags.get(ORIGIN, found["resume"])
     return without(found, (*_IRRELEVANT, *_unused(found, value_of(run, "mode"))))
 
 

@@ -38,7 +38,7 @@ from gbactl.report.text_formats import (
     text,
 )
 from gbactl.tracking.delivery import send_backlog
-from gbactl.tracking.metrics_and_tags import DAYS_TAG, ORIGIN, RUN_DIR, SLOW_WORKER, failure_metrics, metrics_of
+from gbactl.tracking.metrics_and_tags import DAYS_TAG, ORIGIN, SLOW_WORKER, failure_metrics, metrics_of
 from gbactl.tracking.mlflow_store import (
     CELL,
     COMMAND,
@@ -156,7 +156,6 @@ def run_at(path: Path) -> tuple[Run, dict[str, Any]]:
     metrics = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)} if finished else {}
     own = {key: str(value) for key, value in ((config.get("tracking") or {}).get("tags") or {}).items()}
     tags = {**own, MODE_TAG: str(result["mode"]), COMMAND: str(result.get("command") or "")}
-    tags[RUN_DIR] = str(path.resolve())
     tags |= {CELL: str(result["cell"])} if result.get("cell") else {}
     tags |= {DAYS_TAG: "rows"} if result.get("days_by_rows") else {}
     tags |= {ORIGIN: str(result["origin"])} if result.get("origin") else {}

@@ -95,7 +95,7 @@ ORIGIN = "gbactl.origin"  # tag of a resumed run: the checkpoint that it began f
 RUN_DIR = "gbactl.run_dir"  # tag of every run: its directory
 DAYS_TAG = "gbactl.days"  # tag of a run on data without a time: rows, by whose count its days are cut
 SLOW_WORKER = "gbactl.slow_worker"  # tag of a finished run: a sentence on its slow worker, where it has one
-OWN_SAMPLES = "samples_own"  # metric of a run that began from another run's checkpoint: samples that it trained itself
+OWN_SAMPLES = "samples_own"  # metric of a run that began from another run's checkpoint: samples since its last resume
 _NOT_CONFIGURATION = ("tracking", "run_dir")
 
 

@@ -93,9 +93,10 @@ class CommandLine:
         return shlex.join(["gbactl", self.verb, *kept])
 
     def retyped(self, text: str) -> CommandLine:
-        """Return the command line of a `text` that an earlier start of the same run has left."""
+        """Return the command line `text` of an earlier start of the same run, with where this start is tracked."""
         _, verb, *overrides = shlex.split(text)
-        return replace(self, verb=verb, overrides=tuple(overrides))
+        tracked = (each for each in self.overrides if each.startswith("tracking."))
+        return replace(self, verb=verb, overrides=(*overrides, *tracked))
 
     def overrides_by_key(self) -> dict[str, str]:
         """Return the overrides by key, without deletions; for a key that was typed twice, the last value."""

@@ -206,6 +206,7 @@ LABELS = [
     ({"y": of(1, 2, 3), "x": NUMBERS, "bought": of("no", "yes")}, None, {"kind": "label", "positive": "yes"}),
     ({"x": NUMBERS, "c": of("won", "lost", "open")}, "c=won", {"kind": "label", "positive": "won"}),
     ({"x": NUMBERS, "c": of("won", "lost")}, "c=lost", {"kind": "label", "positive": "lost"}),
+    ({"x": NUMBERS, "y": of(0, 1, 2)}, "y=1.0", {"kind": "label", "positive": "1.0"}),
     ({"x": NUMBERS, "c=1": of(0, 1)}, "c=1", {"kind": "label"}),
 ]
 

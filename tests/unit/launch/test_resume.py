@@ -127,10 +127,15 @@ def test_a_run_that_goes_on_in_its_directory_unchanged_is_the_same_run(
         assert (same.origin, same.earlier, same.tracked) == ("", earlier, "7f")
     lower = start(optim=dataclasses.replace(then.optim, lr=0.5))
     assert lower.same_run and lower.earlier is None and lower.origin.endswith("@step3")
+    (run_dir / "config.yaml").write_text("seed: 1")
+    same.begin(run_dir, then)
+    assert (run_dir / "config.yaml").read_text() == "seed: 1" and not (run_dir / "result.json").exists()
+    assert start().earlier is None, "the last start was killed, or goes on"
     fork = start(run_dir=str(tmp_path / "fork"))
     assert not fork.same_run and fork.earlier is None and fork.origin == lower.origin
-    (run_dir / "result.json").unlink()  # of a launcher that was killed and is not tracked
-    assert start().earlier is None and start().origin == lower.origin
+    lower.begin(run_dir, dataclasses.replace(then, optim=dataclasses.replace(then.optim, lr=0.5)))
+    (run_dir / "result.json").write_text(json.dumps(earlier))
+    assert start().earlier is None, "the result is of the start that changed something"
 
 
 @pytest.mark.parametrize(("servers", "dense"), [(1, None), (3, None), (3, 1)])

@@ -522,9 +522,3 @@ def test_runs_from_a_base_of_their_seed_share_a_line() -> None:
     assert [(each.key, each.n) for each in report.groups] == [(("sync",), 2), (("gba",), 2)]
     other = compare([resumed("sync", 1, "abc@step294"), resumed("sync", 2, "abc@step147")])
     assert {each.key for each in other.groups} == {("sync", f"resume=abc@step{step}") for step in (294, 147)}
-
-
-def test_a_run_that_went_on_from_its_own_checkpoint_is_in_the_line_of_those_that_did_not_stop() -> None:
-    whole, went_on = run("sync", 1, 0.8), run("sync", 2, 0.8, resume="/runs/a/checkpoints/cut-000001")
-    report = compare([whole, replace(went_on, tags={"gbactl.run_dir": "/runs/a"})])
-    assert [(each.key, each.n) for each in report.groups] == [(("sync",), 2)]

@@ -72,7 +72,7 @@ def test_any_wish_at_any_time_is_answered_and_loses_nothing(
 
 
 def test_wishes_are_met(four_days: Path, tmp_path: Path) -> None:
-    """The test above would not notice if all were refused. None is refused as too late before the last batch."""
+    """The test above would not notice if all were refused."""
     count = [len([s for s in ask_at_random(four_days, tmp_path / str(seed), seed, WITHOUT_REPLICAS, 30.0)[1]
                   if s["state"] == "done"]) for seed in range(3)]  # fmt: skip
     assert min(count) >= 2

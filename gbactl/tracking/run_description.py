@@ -95,7 +95,7 @@ class CommandLine:
     def retyped(self, text: str) -> CommandLine:
         """Return the command line `text` of an earlier start of the same run, with where this start is tracked."""
         _, verb, *overrides = shlex.split(text)
-        tracked = (each for each in self.overrides if each.startswith("tracking."))
+        tracked = (each for each in self.overrides if each.startswith("tracking.") and each not in overrides)
         return replace(self, verb=verb, overrides=(*overrides, *tracked))
 
     def overrides_by_key(self) -> dict[str, str]:

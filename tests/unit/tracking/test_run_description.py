@@ -89,7 +89,9 @@ def test_the_command_runs_again_in_a_directory_of_its_own() -> None:
     assert CommandLine("train", ("faults.plans=[{kind: kill}]",)).text == "gbactl train 'faults.plans=[{kind: kill}]'"
     fork = CommandLine("switch", ("resume=runs/base", "mode=gba", "run_dir=runs/fork"))
     assert fork.text == "gbactl switch resume=runs/base mode=gba run_dir=runs/fork", "else it would go on in runs/base"
-    assert CommandLine("train", ("resume=runs/a",)).retyped(fork.text) == fork
+    again = CommandLine("train", ("resume=runs/a", "tracking.enabled=false"))
+    assert again.retyped(fork.text).overrides == (*fork.overrides, "tracking.enabled=false")
+    assert again.retyped(again.retyped(fork.text).text) == again.retyped(fork.text)
 
 
 def test_the_configuration_fits_into_a_tag_and_long_values_stay_different() -> None:

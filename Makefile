@@ -37,7 +37,7 @@ test: install ## every test that is not marked slow
 
 test-slow: install ## the tests marked slow: quality gates, wheel, long runs
 	$(BIN)/python -m pytest -m "beside and slow" -n 4 --dist worksteal tests
-	$(BIN)/python -m pytest -m "slow and not beside and not alone" -n 2 --dist worksteal tests/integration
+	$(BIN)/python -m pytest -m "slow and not beside and not alone" -n 3 --dist worksteal tests/integration
 	$(BIN)/python -m pytest -m "slow and alone" tests/integration
 
 check: install docs ## ruff, mypy --strict, import-linter (which package may import which), and the documentation site

@@ -43,6 +43,7 @@ from gbactl.launch.finished_sweep_cells import code_version, find
 from gbactl.launch.hydra_config import compose
 from gbactl.launch.progress import duration
 from gbactl.nodes.child_main import die_with_parent
+from gbactl.tracking.metrics_and_tags import phases_since_resume
 from gbactl.tracking.run_description import CommandLine, SweepPlace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,9 +189,7 @@ class Record:
 
 def own_phases(result: Mapping[str, Any]) -> dict[str, Any]:
     """Leave the phases of its base out of a result, and add the mean staleness of each, in steps, as staleness_mean."""
-    first = (result.get("checkpoint") or {}).get("resumed_at") or 0
-    phases = [phase for phase in result.get("phases", ()) if phase.get("first_step", first) >= first]
-    return {**result, "phases": [_with_staleness(phase) for phase in phases]}
+    return {**result, "phases": [_with_staleness(phase) for phase in phases_since_resume(result)]}
 
 
 def _with_staleness(phase: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HERE = "@_here_"  # in the defaults of an option's file: a file in a folder below, whose keys are the option's too
 COMMENT = re.compile(r"\s#\s*(.*)$")
+PLAIN = re.compile(r"[A-Za-z0-9_./:@+-]+")  # characters that need no quotes on Hydra's command line
 ROOT = "train.yaml"
 GROUPS = {
     "mode": "The training mode: where dense parameters are, when a gradient is applied, and with what weight.",
@@ -183,6 +184,24 @@ def as_yaml(value: Any) -> str:
         value, default_style=style, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True
     )
     return written.removesuffix("\n...\n").removesuffix("\n")
+
+
+def as_override(value: Any) -> str:
+    """Format a value as Hydra's command line takes it; a text that Hydra could read otherwise is in quotes."""
+    if not isinstance(value, str):
+        return "null" if value is None else json.dumps(value)
+    if PLAIN.fullmatch(value) and value.lower() not in ("null", "true", "false") and not _is_number(value):
+        return value
+    # in quotes, Hydra takes a backslash as it is unless a quotation mark follows; OmegaConf does, unless ${ follows
+    return '"' + re.sub(r'(\\*)("|\$\{|\Z)', lambda found: 2 * found[1] + (found[2] and f"\\{found[2]}"), value) + '"'
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def unknown(word: str) -> str:

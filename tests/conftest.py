@@ -25,10 +25,11 @@ gc.disable()  # until the tests are collected
 
 @pytest.hookimpl(tryfirst=True)  # before cases are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let unit tests run beside others; make cases of a test marked `quick` slow, but for as many, evenly spread.
+    """Let unit tests run beside others, and those marked `long` begin before others.
 
-    Of the combinations of several parameters those are left in which each has its next value, so that every value is
-    in one of them; `quick` without a number leaves them all."""
+    Make cases of a test marked `quick` slow, but for as many, evenly spread. Of the combinations of several
+    parameters those are left in which each has its next value, so that every value is in one of them; `quick` without a
+    number leaves them all."""
     tests = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if UNIT in item.path.parents:
@@ -41,6 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kept = {id(chosen[n * len(chosen) // count]) for n in range(count)}
         for case in (case for case in cases if id(case) not in kept):
             case.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def _each_value(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -37,10 +37,16 @@ def of_model(cells: Sequence[Done], name: str) -> list[Done]:
 
 
 def differences(cells: Sequence[Done], name: str, modes: Sequence[str]) -> list[str]:
-    """AUC of each mode minus that of sync, over pairs of one seed; bold where the whole interval is within SAME."""
+    """AUC of each mode minus that of sync, over pairs of one seed; bold where the whole interval is within SAME.
+
+    The number of pairs stands beside it where seeds are missing, as of runs that diverged."""
     values = by_line(of_model(cells, name), "mode", lambda result: float(result["auc"]))
-    found = [against(values, mode, "sync") for mode in modes]
-    return ["-" if each is None else written(each, 5, "+", SAME) for each in found]
+    sync, found = values.get("sync", {}), []
+    for mode in modes:
+        each, pairs = against(values, mode, "sync"), len(sync.keys() & values.get(mode, {}).keys())
+        beside = f" ({pairs} of {len(sync)})" if pairs < len(sync) else ""
+        found.append("-" if each is None else written(each, 5, "+", SAME) + beside)
+    return found
 
 
 def tried(cells: Sequence[Done]) -> str:
@@ -109,7 +115,7 @@ def rates(cells: Sequence[Done]) -> str:
     """Table of the models in sync by learning rate: AUC, bold where it is the highest of a model."""
     values = sorted({cell.options["optim.lr"] for cell in cells}, key=float)
     rows = []
-    for name in PUBLISHED:
+    for name in (*PUBLISHED, *OF_HISTORIES):
         found = {cell.options["optim.lr"]: float(cell.result["auc"]) for cell in of_model(cells, name)}
         if found:
             best = max(found, key=found.__getitem__)

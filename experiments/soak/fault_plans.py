@@ -26,12 +26,13 @@ CORE = (("server", "servers: random"), ("coordinator", "coordinator: true"))
 class Strike:
     """Fault of a plan, with its description in words.
 
-    `must`: (kind, first letter of the process), if the fault is bound to a step and must therefore be injected.
+    `must`: (kind, first letter of the process), if the fault is bound to a `step` and must therefore be injected.
     """
 
     told: str
     plan: str
     must: tuple[str, str] | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,5 +130,6 @@ def _at_core(rng: random.Random, steps: int) -> list[Strike]:
 
 
 def _again(steps: int) -> tuple[Strike, ...]:
-    """Faults of a resumed part: any fault due before the step where it begins is due there, so there is one."""
-    return (Strike("worker killed", f"{{kind: kill, workers: random, step: {int(0.9 * steps)}}}", ("kill", "W")),)
+    """Faults of a resumed part: one near the end, as those due before the step where it begins are left out."""
+    step = int(0.9 * steps)
+    return (Strike("worker killed", f"{{kind: kill, workers: random, step: {step}}}", ("kill", "W"), step),)

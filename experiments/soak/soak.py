@@ -114,9 +114,9 @@ def one(seed: int, number: int, out: Path) -> str:
     went_on = trained(training, run_dir, before)
     result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     run_checks.accounts(result, ROWS)
-    run_checks.struck(
-        run_dir, [strike.must for strike in (training.again if went_on else training.plan) if strike.must]
-    )
+    begun = result["checkpoint"]["resumed_at"] if went_on else -1
+    plan = training.again if went_on else training.plan
+    run_checks.struck(run_dir, [strike.must for strike in plan if strike.must and strike.step > begun])
     _nothing(leftovers.wait(lambda: leftovers.found(run_dir), before), "left behind")
     run_checks.model(run_dir, result)
     server_lost = any(each["process"].startswith("S") for each in result.get("recovery", []))

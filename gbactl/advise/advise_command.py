@@ -55,7 +55,7 @@ from gbactl.launch.progress import ProgressDisplay, prepared, unit_of
 from gbactl.policies.policy import names
 from gbactl.report.text_formats import for_stdout, markdown, on_terminal, render
 from gbactl.switching.auto_controller import SYNC
-from gbactl.tracking.metrics_and_tags import metrics_of, tags_of
+from gbactl.tracking.metrics_and_tags import RUN_DIR, metrics_of, tags_of
 from gbactl.tracking.mlflow_store import CELL, COMMAND, NOTE, PARENT, RUN_KIND, tracking_uri
 from gbactl.tracking.run_description import CONFIG_TAG, MODE_TAG, CommandLine, config_tag, parameters, run_note
 from gbactl.tracking.tracked_run import TrackedRun
@@ -79,6 +79,11 @@ class AdviseOptions:
     jobs: int | None
     form: str
 
+    def words(self) -> list[str]:
+        """Return the options that decide what is simulated and advised, as one types them."""
+        typed = {name: getattr(self, name) for name in ("modes", "minutes", "seeds", "samples", "margin")}
+        return [word for name, value in typed.items() if value is not None for word in (f"--{name}", str(value))]
+
 
 def default_modes() -> list[str]:
     """List the modes that are simulated unless others are typed: those without replicas, sync first."""
@@ -97,7 +102,7 @@ class Advising:
     def __init__(self, overrides: Sequence[str], options: AdviseOptions, out: Callable[[str], None]) -> None:
         self.options, self.out = options, out
         self.show = ProgressDisplay(unit_of("virtual"))
-        self.command = CommandLine("advise", tuple(overrides))
+        self.command = CommandLine("advise", (*options.words(), *overrides))
         typed = compose(["tracking.experiment=advise", *overrides])
         if typed.resume is not None or typed.switch.schedule or typed.switch.name != "none":
             raise UsageError("An advice begins with a base of its own; leave resume= and switch= out.")
@@ -322,7 +327,7 @@ class Advising:
             return None
         config, t = to_dict(cfg), self.cfg.tracking
         every = {**tags_of(config, self.dataset.fingerprint, "gbactl advise"), **tags}
-        every |= {"gbactl.run_dir": str(folder), CONFIG_TAG: config_tag(config)}
+        every |= {RUN_DIR: str(folder), CONFIG_TAG: config_tag(config)}
         params = parameters(flatten(effective_keys(cfg)), self.command, defaults_of(config))
         return TrackedRun(tracking_uri(t.uri), t.experiment, name, params, every, folder, warn=self.show.print_line)
 

@@ -65,6 +65,11 @@ class WorkerRecovery:
         self._has_failures = plan.has_failures
         self._fault_periods = plan.fault_periods() if plan.has_message_faults else None
 
+    def skip_past_faults(self) -> None:
+        """Leave out the kills and hangs that were due before the checkpoint from which the run goes on."""
+        self.run.state.ongoing.failures.last_injection = reached = (self.run.step, self.run.record.seconds)
+        self.injector.due(*reached)
+
     def replaces(self, worker: int) -> bool:
         """Whether a failed worker gets a successor."""
         deaths = self.run.failures.deaths_without_work(f"W{worker}")

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gbactl.checkpoint.remaining_samples import total_samples
 from gbactl.config import RunConfig, mode_values
 from gbactl.config.shard_specs import row_bytes
 from gbactl.config.validation import switch_obstacle, switched_config
@@ -168,6 +169,7 @@ class ModeSwitch:
         self.plan, self.auto = run.switch_plan, run.auto
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
         self._ends_at: int | None = None  # samples of the phase that a scheduled switch has shortened
+        self.reached = False  # the phase that it has shortened has ended
         self._under_way = False  # from the end of hand-out that a switch causes until it is done
         self._drained_checksum: str | None = None
         self._losses_at_drain = 0  # server failures before the checksum: a successor's state is older
@@ -180,7 +182,8 @@ class ModeSwitch:
 
         `begun`: the day has begun before."""
         self._report(None)
-        cfg = self.plan.take(self._position())
+        cfg = self.plan.take(self._position(), self.reached)
+        self.reached = False
         if cfg is not None:
             self._under_way = True
             yield from self._switch(cfg, first, begun)
@@ -350,6 +353,7 @@ class ModeSwitch:
         if not (yield WaitCondition(lambda: policy.idle, deadline)):
             self.abandoned.add(training.number, training.forgo())
             run.members.send_to_all("worker", Abandon(training.number))
+        self.reached = policy.phase.samples == self._ends_at
         self.poll()
 
     def _switch_ends(self, policy: Policy) -> bool:
@@ -385,7 +389,11 @@ class ModeSwitch:
     def _obstacle(self, cfg: RunConfig) -> str:
         training = self.run.training
         last = self.run.record.round == len(self.run.rounds) - 1
-        more = training is not None and not training.policy.exhausted
+        if training is None:
+            more = bool(self.run.untrained)
+        else:  # a phase that a scheduled switch or evaluation ends leaves samples of the round
+            policy = training.policy
+            more = not policy.exhausted or total_samples(training.ranges) > policy.phase.samples
         if last and not more and self.run.phase_number:
             return "the run has handed out its last batch"
         return self._worker_obstacle(cfg) or switch_obstacle(self.run.cfg, cfg)

@@ -148,7 +148,7 @@ class RunContext:
         self.begin_phase: BeginPhase | None = None  # the last announcement of a phase, as workers get it
         self.training: LivePhase | None = None
         self.evaluation: Evaluation | None = None
-        self.untrained: Ranges = ()  # samples of the round that an evaluation interrupts
+        self.untrained: Ranges = ()  # samples of the round after the phase that has ended last
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
         # per worker: requests for batches by threads of a phase that is over
         self.surplus_requests: Counter[int] = Counter()

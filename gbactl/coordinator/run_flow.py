@@ -47,6 +47,7 @@ class RunFlow:
             over = yield from self.failover.restore()
         elif core.checkpoints.resumed is not None:
             run.restore_times(replaced=True)
+            core.workers.skip_past_faults()
         while not (yield from self._run_rounds(over)):
             yield from self._roll_back()
             over = False
@@ -125,10 +126,11 @@ class RunFlow:
         An evaluation within the round ends a phase too. False where a rollback must come first."""
         run, core = self.run, self.core
         rows = run.dataset.splits[round_.split].rows
-        run.record.round = number
+        run.record.round, core.switch.reached = number, False
         rest, begun, entered = core.checkpoints.remaining_ranges(number, rows), False, False
         if self.failover is not None:
             rest, begun, entered = self.failover.resumed_round() or (rest, begun, entered)
+        run.untrained = rest
         while rest:
             if self._evaluation_due(round_, rows - total_samples(rest)):
                 core.switch.log_checksums((yield from core.requests.inspect("server")))
@@ -143,6 +145,7 @@ class RunFlow:
                 run.save_standstill(TRAIN, rest, begun)
             trained = yield from self._phase(round_, rest)
             rest, begun, entered = without_first(rest, trained), True, False
+            run.untrained = rest
             if self._rollback_due:
                 return False
         core.switch.log_checksums((yield from core.requests.inspect("server")))

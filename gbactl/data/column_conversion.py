@@ -22,6 +22,7 @@ HOUR, DAY = 3_600_000_000, 86_400_000_000  # microseconds
 ISO = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S%.f%#z", "%Y-%m-%d %H:%M%#z")
 SCALES = ((1e11, 1e6), (1e14, 1e3), (1e17, 1.0))  # limit of seconds, milliseconds, microseconds; microseconds in one
 LAST_DAY_NUMBER = 100_000_000  # a larger number is a moment
+EXACT = 1 << 53  # smaller whole numbers are exact as Float64
 WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 MARKS = ((".", ","), (",", "."))  # before the decimals of a number, and between its thousands
 GROUPED = "^[+-]?[1-9][0-9]{0,2}([%s][0-9]{3})+([%s][0-9]*)?$"  # 1,234,567.8
@@ -79,9 +80,36 @@ def numbers(column: pl.Series, decimal: str = ".", thousands: str | None = None)
     return bare.cast(pl.Float64, strict=False).fill_nan(None)
 
 
+def equal(column: pl.Series, value: str | float, decimal: str = ".", thousands: str | None = None) -> pl.Series:
+    """Return which cells equal a text or number; null, or false, where a cell is missing.
+
+    Numbers are compared as numbers, so that 12.0 equals 12. In a Boolean column, true and false are texts, too."""
+    text = str(value).strip()
+    if column.dtype == pl.Boolean and text.lower() in ("true", "false"):
+        return column == (text.lower() == "true")
+    same = texts(column) == text
+    marks = (decimal, thousands) if isinstance(value, str) else ()  # a text is written as the cells are
+    number: float | None = numbers(pl.Series([text]), *marks)[0]
+    if number is None or abs(number) >= EXACT:
+        return same
+    return same | (numbers(column, decimal, thousands) == number)
+
+
+def _of_polars(form: str) -> str:
+    """Convert a format of Python's strptime to one of polars, which reads %f as nanoseconds. Raises ConfigError."""
+
+    def fraction(found: re.Match[str]) -> str:
+        if found[0] == "%f":
+            hint = "type %3f for 3 digits, or %6f for 6"
+            raise ConfigError(f"The format {form!r} has %f without a point before it; {hint}.")
+        return found[0] if found[0] == "%%" else "%.f"
+
+    return re.sub(r"%%|\.?%f", fraction, form)
+
+
 def _parsed(written: pl.Series, form: str) -> pl.Series:
     try:
-        found = written.str.to_datetime(form, strict=False, time_unit="us")
+        found = written.str.to_datetime(_of_polars(form), strict=False, time_unit="us")
     except pl.exceptions.PolarsError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"The format {form!r} is invalid ({reason}); type for instance '%d/%m/%Y %H:%M'.") from None
@@ -121,9 +149,11 @@ def dates(moments: pl.Series) -> pl.Series:
     return moments.cast(pl.Datetime("us")).dt.strftime("%Y%m%d").cast(pl.Int64)
 
 
-def days(column: pl.Series, form: str | None = None) -> pl.Series:
-    """Convert a column to day numbers as Int64: a date as YYYYMMDD, a whole number < 100,000,000 as it is."""
-    found = dates(timestamps(column, form))
+def days(column: pl.Series, form: str | None = None, moments: pl.Series | None = None) -> pl.Series:
+    """Convert a column to day numbers as Int64: a date as YYYYMMDD, a whole number < 100,000,000 as it is.
+
+    `moments`: the column's timestamps, if they are known already."""
+    found = dates(timestamps(column, form) if moments is None else moments)
     if form is not None or column.dtype.is_temporal():
         return found
     number = numbers(texts(column))

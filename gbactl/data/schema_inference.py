@@ -16,11 +16,12 @@ import numpy as np
 import polars as pl
 
 from gbactl.checked_dataclasses import did_you_mean
-from gbactl.conf_catalogue import as_yaml
+from gbactl.conf_catalogue import as_override, as_yaml
 from gbactl.data.cache_writer import DEFAULT_DAYS
 from gbactl.data.column_conversion import (
     DAY,
     MOST_VALUES,
+    equal,
     list_separator,
     lists_of,
     marked_numbers,
@@ -134,7 +135,7 @@ class Inferred:
 
     def commands(self, path: str, schema: str) -> list[str]:
         """List the commands to type next; `path` names the tables, `schema` the new schema file."""
-        typed = ["data=table", _override("data.path", path), _override("data.schema", schema)]
+        typed = ["data=table", f"data.path={as_override(path)}", f"data.schema={as_override(schema)}"]
         unlabelled = next(each.missing for each in self.guesses if each.kind == "label")
         unreadable = self.ragged + round(unlabelled * self.total)
         if unreadable:  # twice as many as are expected where not all rows were looked at
@@ -152,10 +153,6 @@ class Inferred:
         if "day" in kinds:
             return self.rows // kinds["day"]
         return self.rows if self.files > 1 and "time" not in kinds else self.rows * self.files // DEFAULT_DAYS
-
-
-def _override(key: str, value: str) -> str:
-    return f"{key}={value}" if re.fullmatch(r"[\w./:@~+-]+", value) else f'{key}="{value}"'
 
 
 def infer(file: SourceFile, label: str | None = None, files: int = 1) -> Inferred:
@@ -289,7 +286,7 @@ def _as_label(column: pl.Series, why: str, positive: str | None = None) -> Guess
     written = column.drop_nulls()
     number, written_as, _ = marked_numbers(written, False)
     options: dict[str, Any] = {"kind": "label"}
-    if positive is not None and positive not in values:
+    if positive is not None and not equal(column, positive).any():
         meant, seen = did_you_mean(positive, values), ", ".join(values[-20:])
         raise ConfigError(f"No cell of {column.name} is {positive}; there are: {seen}.{meant and f' {meant}'}")
     if positive is not None:

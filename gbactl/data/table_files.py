@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,7 +44,9 @@ SETTLE_SECONDS = 0.05  # until that thread needs the interpreter no more
 
 @dataclass(frozen=True)
 class TextForm:
-    """Separator of a text table (None: the most frequent in the header), and texts that stand for a missing value."""
+    """Separator of a text table (None: the most frequent in the header), and texts that stand for a missing value.
+
+    Blanks around these texts do not count, as around all other cells."""
 
     separator: str | None = None
     missing: Sequence[str] = ("",)
@@ -140,23 +142,28 @@ def read_table(
     with _opened(file) as raw:
         total = max(1, size_of(file))
         if _is_parquet(raw):
-            yield from _read_parquet(file, raw, form, columns, progress)
+            for rows in _read_parquet(file, raw, columns, progress):
+                yield _without_missing(rows, form)
         else:
             for rows in _read_text(file, raw, form, columns, bad):
                 progress(f"reading {file.name}", min(1.0, raw.tell() / total))
-                yield rows
+                yield _without_missing(rows, form)
 
 
-def _read_parquet(
-    file: SourceFile, raw: BinaryIO, form: TextForm, columns: Sequence[str] | None, progress: Progress
-) -> Iterator[Rows]:
+def _without_missing(rows: Rows, form: TextForm) -> Rows:
+    """Replace the texts that stand for a missing value by null."""
+    text = pl.col(pl.String)
+    missing = text.str.strip_chars().is_in([each.strip() for each in form.missing])
+    return replace(rows, frame=rows.frame.with_columns(pl.when(~missing).then(text)))
+
+
+def _read_parquet(file: SourceFile, raw: BinaryIO, columns: Sequence[str] | None, progress: Progress) -> Iterator[Rows]:
     table, done = _parquet(file, raw), 0
     try:
         for batch in table.iter_batches(_rows_at_once(table, columns), columns=None if columns is None else [*columns]):
             first, done = done + 1, done + batch.num_rows
             progress(f"reading {file.name}", done / max(1, table.metadata.num_rows))
-            texts = pl.col(pl.String).replace(dict.fromkeys(form.missing, None))
-            yield Rows(_frame(batch).with_columns(texts), first)
+            yield Rows(_frame(batch), first)
     except pa.ArrowException as error:
         raise DataError(f"{file}, after row {done}: {error}; fetch the file again.") from None
 
@@ -191,7 +198,6 @@ def _read_text(
     first, counted, reader, whole = 2, 0, None, False
     content, released = _content(file, raw), threading.Event()
     weakref.finalize(content, released.set)
-    missing = [each for each in form.missing if each] + ([""] if "" in form.missing else [])
     try:
         reader = pa.csv.open_csv(
             pa.PythonFile(content, mode="r"),
@@ -200,8 +206,7 @@ def _read_text(
                 delimiter=separator, newlines_in_values=True, invalid_row_handler=functools.partial(ragged, content)
             ),
             convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pa.string()), include_columns=list(columns or header),
-                null_values=missing, strings_can_be_null=True,
+                column_types=dict.fromkeys(header, pa.string()), include_columns=list(columns or header)
             ),
         )  # fmt: skip
         while True:

@@ -55,9 +55,11 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Label(Number):
-    """Label column of 0 and 1, or of cells that are a click if equal to `positive`, or at least `at_least`."""
+    """Label column of 0 and 1, or of cells that are a click if equal to `positive`, or at least `at_least`.
 
-    positive: str | int | float | None = None
+    Numbers are compared as numbers. Only cells of a Boolean column equal true or false without quotes."""
+
+    positive: str | bool | int | float | None = None
     at_least: Annotated[float, Bounds(at_least=-3e38, at_most=3e38)] | None = None
 
     def check(self, key: str) -> None:
@@ -122,7 +124,7 @@ class Sequence(Multi):
 class Time(Kind):
     """Column of sample times, by which rows are sorted. `fields`: categorical fields made of it (hour, weekday; UTC).
 
-    `format`: of strptime; None: ISO 8601, or seconds or fractions of these since 1970."""
+    `format`: of strptime, with %f only after a point; None: ISO 8601, or seconds or fractions of these since 1970."""
 
     format: str | None = None
     fields: list[str] = field(default_factory=list)
@@ -136,7 +138,7 @@ class Time(Kind):
 
 @dataclass(frozen=True)
 class Day(Time):
-    """Column of sample days, as numbers or as times within the day: rows of one date are one day."""
+    """Column of sample days, as numbers or as times within the day: rows of one date are one day, in order of time."""
 
 
 @dataclass(frozen=True)
@@ -278,8 +280,6 @@ def _kind(key: str, values: Any, buckets: int) -> Kind:
     if name not in KINDS:
         meant = did_you_mean(name, KINDS)
         raise ConfigError(f"{key}.kind={name} is not known; type one of: {', '.join(KINDS)}.{meant and f' {meant}'}")
-    if own.get("positive") in (True, False) and isinstance(own["positive"], bool):
-        raise ConfigError(f"{key}.positive: YAML reads yes, no, true and false as true or false; put it in quotes.")
     kind = build(KINDS[name], own, f"{key}.", f"{key}: the kind {name}")
     kind.check(key)
     if isinstance(kind, (Categorical, Multi)) and kind.buckets is None:

@@ -347,10 +347,13 @@ class LoadTrace(Fault):
         for number, (*worker, seconds) in enumerate(times):
             require(seconds > last.get(tuple(worker), -1.0), f"{where}.points[{number}] is not after the one before.")
             last[tuple(worker)] = seconds
+        of_workers = any(worker for *worker, _ in times)
+        require(not (self.servers and of_workers), f"{where} has points of workers; leave servers out.")
         drawn(where, self.distribution, self.sigma, self.shape)
 
     def of(self, worker: int) -> Fault:
-        return dataclasses.replace(self, points=[p for p in self.points or () if len(p) == 2 or p[2] == worker])
+        own = [point for point in self.points or () if len(point) == 2 or point[2] == worker]
+        return dataclasses.replace(self, points=sorted(own, key=lambda point: point[0]))
 
     @functools.cached_property
     def _times(self) -> list[float]:

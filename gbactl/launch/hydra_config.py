@@ -36,6 +36,7 @@ from gbactl.checked_dataclasses import build, did_you_mean
 from gbactl.conf_catalogue import (
     GROUPS,
     ROOT,
+    as_override,
     bases,
     conf_dir,
     default_option,
@@ -344,7 +345,7 @@ def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
     free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
-            made[-1] = f"{SEARCH_PATH}[{_literal(Path(text).resolve().as_uri())}]"
+            made[-1] = f"{SEARCH_PATH}[{as_override(Path(text).resolve().as_uri())}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _with_new_keys_allowed(text.split("=", 1))
         else:
@@ -395,14 +396,7 @@ def _cost_keys(path: Path) -> list[str]:
     if unknown or not found:
         problem = f"it has the unknown keys {', '.join(unknown)}" if unknown else "it has no lines KEY: VALUE"
         raise UsageError(f"{path} is no cost model: {problem}; a cost model has the keys: {', '.join(keys)}.")
-    return [f"cost.{key}={_literal(value)}" for key, value in found.items()]
-
-
-def _literal(value: Any) -> str:
-    """Format a value for Hydra's command line syntax."""
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return "null" if value is None else json.dumps(value)
+    return [f"cost.{key}={as_override(value)}" for key, value in found.items()]
 
 
 @contextlib.contextmanager

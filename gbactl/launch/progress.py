@@ -303,10 +303,12 @@ def after_run(
 ) -> list[tuple[str, str]]:
     """List what to type after a finished run, as pairs of a purpose and a command.
 
-    `compose` raises GbactlError for overrides that do not go together; these are not proposed."""
+    `compose` raises GbactlError for overrides that do not go together; these are not proposed. A checkpoint is resumed
+    in another mode in a new directory only."""
     run_dir = Path(result["run_dir"])
     found = []
-    if command.verb == "train" and not cfg.switch.schedule:
+    typed = command.overrides_by_key()
+    if command.verb == "train" and not cfg.switch.schedule and ("run_dir" in typed or "resume" not in typed):
         other = _in_mode(command, "gba" if cfg.mode.name == "sync" else "sync")
         with suppress(GbactlError):
             compose(list(other.overrides))
@@ -326,8 +328,9 @@ def after_runs(tracking: TrackingConfig, sweep: str = "") -> list[tuple[str, str
 
 
 def _in_mode(command: CommandLine, mode: str) -> CommandLine:
-    """Return the command of the same run in another mode, with the keys of `mode` left out."""
+    """Return the command of the same run in another mode and directory, with the keys of `mode` left out."""
     kept = tuple(each for each in command.overrides if not each.lstrip("+").startswith(("mode=", "mode.")))
+    kept = tuple(f"{each}-{mode}" if each.startswith("run_dir=") else each for each in kept)
     return replace(command, overrides=(*kept, f"mode={mode}"))
 
 

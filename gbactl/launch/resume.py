@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.atomic_files import CONFIG
+from gbactl.atomic_files import CONFIG, read_result
 from gbactl.checkpoint.folder import (
     CHECKPOINTS,
     CUT,
@@ -196,16 +196,28 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")
 
 
+def _unchanged(cfg: RunConfig, chain: CheckpointChain) -> bool:
+    """Whether a configuration is that of a checkpoint, but for what a later start may have otherwise."""
+
+    def kept(config: dict[str, Any]) -> str:
+        cluster = {key: value for key, value in config["cluster"].items() if key not in cfg.engine.not_resumed}
+        return config_hash({**config, "cluster": cluster, KEY: None})
+
+    return kept(to_dict(cfg)) == kept(config_at(chain))
+
+
 @dataclass
 class StartingPoint:
     """Checkpoint that a run starts from, if any, and the run's directory.
 
     `chain`: the checkpoint, None for a new run. `same_run`: it continues in its own directory. `tracked`: the MLflow
-    run that it continues, "" if unknown (yet)."""
+    run that it continues, "" if unknown (yet). `earlier`: the result of its last start, if it continues in its own
+    directory and no start has changed anything: then it is compared as if it had not stopped, with its config.yaml."""
 
     chain: CheckpointChain | None = None
     same_run: bool = False
     tracked: str = ""
+    earlier: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, cfg: RunConfig, dataset: Dataset, rounds: int) -> StartingPoint:
@@ -215,8 +227,11 @@ class StartingPoint:
         chain = find(cfg.resume)
         check(chain, to_dict(cfg), dataset.fingerprint, rounds)
         own = run_of(chain)
-        same = cfg.run_dir is None or Path(cfg.run_dir).resolve() == own
-        return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
+        if cfg.run_dir is not None and Path(cfg.run_dir).resolve() != own:
+            return cls(chain)
+        earlier = read_result(own)
+        same = "origin" in earlier and not any(own.glob(run_dirs.CHANGED)) and _unchanged(cfg, chain)
+        return cls(chain, True, run_dirs.tracked_as(own) or "", earlier if same else None)
 
     def run_dir(self, cfg: RunConfig) -> Path:
         """Return the run's directory: the resumed run's, or a new one."""
@@ -234,6 +249,8 @@ class StartingPoint:
         The data are those of the run, which its own configuration names; another seed may have others."""
         if self.chain is None:
             return ""
+        if self.earlier is not None:
+            return self.earlier["origin"] or ""
         config = {key: value for key, value in self.chain.last.config.items() if key not in ("seed", "data")}
         return f"{config_hash(config)}@step{JobPosition.read(self.chain.last.position).step}"
 
@@ -241,7 +258,7 @@ class StartingPoint:
         """Prepare the directory of a run that continues in it: rename earlier files, remove newer checkpoints."""
         if self.chain is None or not self.same_run:
             return
-        run_dirs.reopen(path, cfg)
+        run_dirs.reopen(path, cfg, unchanged=self.earlier is not None)
         folder = CheckpointFolder(self.chain.folder)
         folder.sweep()
         for name in folder.names():

@@ -22,8 +22,8 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
-from gbactl.tracking.metrics_and_tags import plain_name
-from gbactl.tracking.mlflow_store import connect, tracking_uri
+from gbactl.tracking.metrics_and_tags import ORIGIN, RUN_DIR, plain_name
+from gbactl.tracking.mlflow_store import COMMAND, connect, tracking_uri
 
 if TYPE_CHECKING:
     from gbactl.tracking.mlflow_store import MlflowClient
@@ -33,6 +33,8 @@ FAULTS = "faults.json"
 REPORT = "report.html"
 LOG = "events.log"
 LOCK = ".run.lock"
+FILES = ("logs", CONFIG, RESULT, LOG, AUTO_FILE)  # of each start of a run
+CHANGED = "config.*.yaml"  # configurations of earlier starts, where a later one has changed something
 ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 
 
@@ -71,9 +73,11 @@ def is_of(path: Path, cfg: RunConfig) -> bool:
     return False
 
 
-def reopen(path: Path, cfg: RunConfig) -> None:
-    """Reopen a run's directory to resume it; earlier files are kept under numbered names."""
-    set_aside(path)
+def reopen(path: Path, cfg: RunConfig, unchanged: bool) -> None:
+    """Reopen a run's directory to resume it; earlier files are kept under numbered names.
+
+    The configuration stays where it is if it is `unchanged`."""
+    set_aside(path, ("logs", RESULT, LOG, AUTO_FILE) if unchanged else FILES)
     with room_needed(path):
         _fill(path, cfg)
 
@@ -83,13 +87,14 @@ def _fill(path: Path, cfg: RunConfig) -> None:
     (path / "logs").mkdir(parents=True, exist_ok=True)
     with (path / ROOM).open("wb") as file:
         take_room(file.fileno(), ROOM_BYTES)
-    (path / CONFIG).write_text(_as_yaml(cfg))
+    if not (path / CONFIG).exists():
+        (path / CONFIG).write_text(_as_yaml(cfg))
 
 
-def set_aside(path: Path) -> None:
+def set_aside(path: Path, files: Sequence[str] = FILES) -> None:
     """Give the files of a run's earlier start numbered names."""
     part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
-    for name in ("logs", CONFIG, RESULT, LOG, AUTO_FILE):
+    for name in files:
         stem, dot, suffix = name.partition(".")
         if (path / name).exists():
             (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
@@ -176,7 +181,7 @@ def _tracked(run: str, uri: str | None) -> set[Path]:
     experiments = [each.experiment_id for each in client.search_experiments()]
     where = f"attributes.run_id LIKE '{run}%'"
     found = client.search_runs(experiments, where, max_results=_MOST + 1) if experiments else []
-    return {Path(each.data.tags["gbactl.run_dir"]) for each in found if "gbactl.run_dir" in each.data.tags}
+    return {Path(each.data.tags[RUN_DIR]) for each in found if RUN_DIR in each.data.tags}
 
 
 REACHED = "gbactl.reached"
@@ -191,7 +196,7 @@ def end_orphans(uri: str) -> None:
         client = connect(uri)
         experiments = [each.experiment_id for each in client.search_experiments()]
         for run in client.search_runs(experiments, "attributes.status = 'RUNNING'"):
-            run_dir = Path(run.data.tags.get("gbactl.run_dir", ""))
+            run_dir = Path(run.data.tags.get(RUN_DIR, ""))
             if run_dir.is_absolute() and run_dir.is_dir():
                 with suppress(Exception), FileLock(run_dir / LOCK, timeout=0):
                     _end(client, uri, run.info.run_id, run_dir)
@@ -224,8 +229,9 @@ def _sentence(reached: dict[str, float]) -> str:
 
 def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any]:
     """Build the result of a killed run from what MLflow knows of it."""
-    seed = run.data.params.get("seed", "")
+    seed, tags = run.data.params.get("seed", ""), run.data.tags
     return {
-        "mode": run.data.tags.get("gbactl.mode"), "seed": int(seed) if seed.isdecimal() else None, "status": "KILLED",
-        "error": "the launcher was killed", "reached": reached, "run_dir": str(run_dir), "run_id": run.info.run_id,
+        "mode": tags.get("gbactl.mode"), "origin": tags.get(ORIGIN), "command": tags.get(COMMAND), 
+        "seed": int(seed) if seed.isdecimal() else None, "status": "KILLED", "error": "the launcher was killed",
+        "reached": reached, "run_dir": str(run_dir), "run_id": run.info.run_id,
     }  # fmt: skip

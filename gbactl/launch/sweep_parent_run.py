@@ -30,7 +30,7 @@ from gbactl.errors import UsageError, require
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
 from gbactl.launch.resume import overridden_key
-from gbactl.tracking.metrics_and_tags import tags_of
+from gbactl.tracking.metrics_and_tags import RUN_DIR, tags_of
 from gbactl.tracking.mlflow_store import (
     COMMAND,
     NOTE,
@@ -234,7 +234,7 @@ class SweepCallback(Callback):
         lock = run_dirs.lock(folder)
         tags = {
             **tags_of({"tracking": tracking, "overrides": overrides}, None, sys.argv[0]), **parent_tags(),
-            RUN_KIND: SWEEP, "gbactl.run_dir": str(folder.resolve()), NOTE: sweep_note(self.command),
+            RUN_KIND: SWEEP, RUN_DIR: str(folder.resolve()), NOTE: sweep_note(self.command),
             COMMAND: self.command,
         }  # fmt: skip
         name = tracking["run_name"] or sweep_name(overrides)

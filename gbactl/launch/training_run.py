@@ -63,6 +63,7 @@ from gbactl.tracking.metrics_and_tags import (
     DAYS_TAG,
     ORIGIN,
     ORIGIN_RUN,
+    RUN_DIR,
     SLOW_WORKER,
     failed_in_short,
     failure_metrics,
@@ -125,6 +126,8 @@ def train(
     warnings = [each for each in check_model(cfg, dataset) or () if each]
     check_memory(cfg, dataset)
     job = StartingPoint.of(cfg, dataset, len(plan))
+    if job.earlier is not None and job.earlier.get("command"):
+        command = command.retyped(job.earlier["command"])
     run_dir = job.run_dir(cfg)
     show.print_detail(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
@@ -206,7 +209,8 @@ class LaunchedRun:
     ) -> None:
         self.job, self.command = job or StartingPoint(), command or CommandLine()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
-        self.cell = finished_sweep_cells.cell_of(cfg, dataset.fingerprint)
+        earlier = self.job.earlier
+        self.cell = finished_sweep_cells.cell_of(cfg, dataset.fingerprint) if earlier is None else earlier.get("cell")
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
@@ -462,8 +466,8 @@ class LaunchedRun:
 
         config, t = to_dict(self.cfg), self.cfg.tracking
         tags = tags_of(config, self.dataset.fingerprint, f"gbactl {self.command.verb}")
-        tags |= {"gbactl.run_dir": str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
-        tags |= {COMMAND: self.command.text, CELL: self.cell}
+        tags |= {RUN_DIR: str(self.run_dir), CONFIG_TAG: config_tag(config), NOTE: self._note()}
+        tags |= {COMMAND: self.command.text} | ({CELL: self.cell} if self.cell else {})
         tags |= {DAYS_TAG: "rows"} if self.dataset.days_by_rows else {}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._name_tags()}
         parts = rounds(self.dataset, self.cfg.train)

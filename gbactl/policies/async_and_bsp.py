@@ -97,19 +97,19 @@ class BufferedPolicy(Policy):
         return [self._close()] if len(self.buffer) == self.size else []
 
     def finish(self) -> list[Step]:
-        """Apply the gradients left in the buffer as a last step: their weighted mean."""
+        """Apply the gradients left in the buffer as a last step, divided by what is there."""
         return [self._close()] if self.buffer else []
 
     def _close(self) -> Step:
         members, self.buffer = tuple(self.buffer), []
-        accepted = self.divides_by_weights or len(members) < self.size
+        accepted = self.divides_by_weights
         divisor = sum(m.weight for m in members) if accepted else self._divisor(members)
         return self._emit(Step(self.step, members, divisor, accepted))
 
     def _divisor(self, members: tuple[Member, ...]) -> float:
         """Compute the divisor of a step: its number of gradients; a short batch counts as samples / local batch."""
         if all(m.samples == self.phase.local_batch for m in members):
-            return float(self.size)
+            return float(len(members))
         return sum(m.samples / self.phase.local_batch for m in members)
 
 

@@ -123,12 +123,14 @@ class Replayer:
             raise EventLogError(f"{self.recording.path} has a phase {begin.number} that this run cannot have had.")
 
     def _cut(self, begin: BeginPhase, end: int, rows: int) -> bool:
-        """Whether a phase may end before its day does: the next phase continues that day, or the log ends first."""
+        """Whether a phase may end before its day does: the next phase continues that day, or the log ends first.
+
+        It may also end before the batch that was meant to be its last, for a switch that was not known before."""
         after = [p.begin for p in self.recording.phases if p.begin.training and p.begin.number > begin.number]
         if not after:
             return end < rows and not self.recording.ended
         same = (after[0].split, after[0].epoch) == (begin.split, begin.epoch)
-        return end < rows and same and after[0].first_sample == end
+        return end < rows and same and begin.first_sample <= after[0].first_sample <= end
 
     def _compute(self, record: AnnounceRecord) -> None:
         parts = self._captured.gradient(record)

@@ -156,9 +156,10 @@ def histograms(title: str, groups: Sequence[str], rows: Iterable[Row], x_title: 
 
 
 def strips(title: str, processes: Sequence[str], rows: Iterable[Row], end: float, x_title: str) -> Spec:
-    """Specify a strip over time for each process, the redder the slower.
+    """Specify a strip over time for each process, the redder the slower, and grey where it has finished no batch.
 
-    Rows have process and begin; those of cells until and speed, a share of the usual speed; those of failures text."""
+    Rows have process and begin; those of cells until and, if known, speed, a share of the usual speed; those of
+    failures text."""
     x = {**_quantitative("begin"), "title": x_title, "scale": {"domain": [0, end], "nice": False}}
     opacity = {**_quantitative("speed"), "scale": {"domain": [0.13, 1], "range": [1, 0], "clamp": True}, "legend": None}
     tooltip = [
@@ -166,8 +167,10 @@ def strips(title: str, processes: Sequence[str], rows: Iterable[Row], end: float
         {"field": "until", "format": ".3~r"}, {"field": "speed", "title": "share of the usual speed", "format": ".0%"},
     ]  # fmt: skip
     layers = [
-        {"transform": [{"filter": "isValid(datum.until)"}], "mark": RED,
+        {"transform": [{"filter": "isValid(datum.speed)"}], "mark": RED,
          "encoding": {"x2": {"field": "until"}, "opacity": opacity, "tooltip": tooltip}},
+        {"transform": [{"filter": "isValid(datum.until) && !isValid(datum.speed)"}],
+         "mark": {**RED, "color": "var(--line)"}, "encoding": {"x2": {"field": "until"}, "tooltip": tooltip[:3]}},
         {"transform": [{"filter": "isValid(datum.text)"}], "encoding": {"tooltip": {"field": "text"}},
          "mark": {**DOT, "shape": "cross", "angle": 45, "size": 70, "color": "var(--text)"}},
     ]  # fmt: skip

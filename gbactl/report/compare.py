@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -41,7 +41,7 @@ from gbactl.report.paired_statistics import (
     why_alone,
 )  # fmt: skip
 from gbactl.report.run_curves import TimeLine
-from gbactl.tracking.metrics_and_tags import DAYS_TAG, SLOW_WORKER, plain_name
+from gbactl.tracking.metrics_and_tags import DAYS_TAG, OWN_SAMPLES, SLOW_WORKER, plain_name
 from gbactl.tracking.mlflow_store import Run
 
 DEFAULT_BASELINE = "sync"
@@ -96,7 +96,8 @@ class Report:
     """Comparison of runs in the form that the renderers need; the first column is the compared metric.
 
     `times`: times until runs reached the AUC that `time_to` names, where this was asked for. `rounds`: of one run, the
-    metrics of each day or epoch, by label. `free`: keys and prefixes in which the runs of a pair may differ."""
+    metrics of each day or epoch, by label. `free`: keys and prefixes in which the runs of a pair may differ. `label`:
+    of the round whose metrics alone are compared, if any."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -113,6 +114,7 @@ class Report:
     times: tuple[TimeLine, ...] = ()
     rounds: tuple[tuple[str, Mapping[str, float]], ...] = ()
     free: Key = ()
+    label: str | None = None
 
 
 def compare(
@@ -156,7 +158,8 @@ def compare(
     with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, varied, tuple(failed), scale.margin)
     rounds = _rounds(usable[0]) if len(usable) == 1 else ()
-    return Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds, free=free)
+    made = Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds, free=free)
+    return replace(made, label=label)
 
 
 def last_round(runs: Sequence[Run]) -> str | None:
@@ -189,7 +192,7 @@ def _of_label(label: str, columns: Sequence[Column], named: Set[str]) -> str:
 
 
 def _metrics_of_round(metrics: Mapping[str, float], ending: str) -> dict[str, float]:
-    of_rounds = {name.partition("/")[0] for name in metrics if "/" in name}
+    of_rounds = {OWN_SAMPLES, *(name.partition("/")[0] for name in metrics if "/" in name)}
     found = {name.removesuffix(ending): value for name, value in metrics.items() if name.endswith(ending)}
     counts = [found[name] for name in ("samples_trained", "samples_decayed", "samples_lost") if name in found]
     kept = {name: value for name, value in metrics.items() if name not in of_rounds}
@@ -288,7 +291,7 @@ def _marks(runs: Sequence[Run]) -> str:
 
 def _is_short(run: Run) -> bool:
     """Return whether a run trained for too few seconds for its throughput to be meaningful."""
-    rate, trained = run.metrics.get("eps"), run.metrics.get("samples_trained")
+    rate, trained = run.metrics.get("eps"), run.metrics.get(OWN_SAMPLES, run.metrics.get("samples_trained"))
     return bool(rate) and trained is not None and trained < SHORT_SECONDS * (rate or 0.0)
 
 
@@ -365,10 +368,10 @@ def _group(
     group = Group(line.key, len(kept), seeds, stats, paired(both), ids, _marks(kept), against, rate=_rate(pairs))
     if reference is None:
         return group, None, [], []
-    why = why_alone(pairs.alone, reference.runs, free) if pairs.alone else ""
-    without = f"no partner in {reference.key[0]} ({why})"
-    notes = [] if pairs.ours else [f"{len(pairs.alone)} of {len(line.runs)} runs have {without}."]
-    alone = [ExcludedRun(run.label, without) for run in pairs.alone] if pairs.ours else []
+    without = [f"no partner in {reference.key[0]} ({why})" for why in why_alone(pairs.alone, reference.runs, free)]
+    counts = {} if pairs.ours else Counter(without)
+    notes = [f"{count} of {len(line.runs)} runs have {why}." for why, count in counts.items()]
+    alone = [ExcludedRun(run.label, why) for run, why in zip(pairs.alone, without, strict=True)] if pairs.ours else []
     return group, paired(scale.pairs(both)), [*notes, *_compared_with(pairs, line, reference, columns[0])], alone
 
 

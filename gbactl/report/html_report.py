@@ -30,6 +30,7 @@ from gbactl.tracking.mlflow_store import Run
 
 CELLS = 30  # points of a training curve, each the mean over its part of the axis
 MOST_STALENESS = 60  # steps of the histogram
+MOST_GAP = 2  # cells of a worker's strip that its next point stands for, as a batch may have taken so long
 SLOW = 0.75  # share of the usual speed below which a worker's strip is shown
 
 
@@ -162,9 +163,10 @@ def _figures(report: Report, drawn: Mapping[str, Sequence[Curves]]) -> list[Spec
 
 
 def binned(points: Sequence[tuple[float, float | None, float]], edges: Sequence[float]) -> list[float]:
-    """Compute a curve's weighted mean in each cell, from edges[i] to edges[i + 1]; nan where a cell has no value.
+    """Compute a curve's weighted mean in each cell, from edges[i] to edges[i + 1]; nan after the last value.
 
-    points: (x, value or None, weight), ascending; edges: the cells' n + 1 ends. Returns n values."""
+    A value counts from the value before it, or from 0, up to its own x. points: (x, value or None, weight), ascending;
+    edges: the cells' n + 1 ends. Returns n values."""
     known = [(x, value, weight) for x, value, weight in points if value is not None and math.isfinite(value)]
     at = [0.0, *(x for x, _, _ in known)]
     sums = np.cumsum([0.0, *(value * weight for _, value, weight in known)])
@@ -207,7 +209,7 @@ def _dots(name: str, runs: Sequence[Curves], field: str) -> list[Row]:
 
 
 def _marks(name: str, number: int, runs: Sequence[Curves], field: str) -> list[Row]:
-    """Make the marks of a group's first run: switches, failures, slow-downs."""
+    """Make the marks of a group's first run: switches, failures, slow-downs and other faults."""
     if not runs:
         return []
     run, group = runs[0], {"group": name, "number": number}
@@ -224,7 +226,8 @@ def _marks(name: str, number: int, runs: Sequence[Curves], field: str) -> list[R
             text = f"{each.process} {each.what} at {each.begin:.3g} s (seed {run.seed})"
             made.append({**group, "kind": "failure", "x": at(each.begin), "text": text})
         else:
-            text = f"{each.process} up to {each.factor:.3g}x slower, {each.begin:.3g} to {each.end:.3g} s"
+            what = f"up to {each.factor:.3g}x slower" if each.factor > 1 else each.what
+            text = f"{each.process} {what}, {each.begin:.3g} to {each.end:.3g} s"
             ends = {"x": at(each.begin), "end": at(each.end)}
             made.append({**group, "kind": "slow", **ends, "text": f"{text} (seed {run.seed})"})
     return made
@@ -306,7 +309,8 @@ def _strips(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
         workers = sorted({name for point in run.training for name in point.speeds}, key=lambda name: int(name[1:]))
         cells = _cells(run, workers, end)
         rows: list[Row] = [
-            {"process": worker, "begin": begin, "until": until, "speed": speed} for worker, begin, until, speed in cells
+            {"process": worker, "begin": begin, "until": until, **({"speed": speed} if math.isfinite(speed) else {})}
+            for worker, begin, until, speed in cells
         ]
         failed: list[Row] = [
             {"process": each.process, "begin": each.begin, "text": f"{each.process} {each.what}"}
@@ -320,15 +324,32 @@ def _strips(drawn: Mapping[str, Sequence[Curves]]) -> list[Spec]:
 
 
 def _cells(run: Curves, workers: Sequence[str], end: float) -> list[tuple[str, float, float, float]]:
-    """Compute each worker's speed in cells of a run's time: worker, begin, end, share of the median worker's."""
+    """Compute each worker's speed in cells of a run's time: worker, begin, end, share of the median worker's.
+
+    The share is nan where the worker has finished no batch."""
     edges = [end * number / CELLS for number in range(CELLS + 1)]
     found = {w: binned([(p.seconds, p.speeds.get(w), 1.0) for p in run.training], edges) for w in workers}
     usual = float(np.nanmedian([np.nanmedian(each) for each in found.values()])) or 1.0
-    return [
-        (worker, low, high, float(value) / usual)
-        for worker, each in found.items() for low, high, value in zip(edges, edges[1:], each, strict=False)
-        if math.isfinite(value)
-    ]  # fmt: skip
+    made = []
+    for worker, each in found.items():
+        gaps = _gaps(run.training, worker, MOST_GAP * end / CELLS)
+        for low, high, value in zip(edges, edges[1:], each, strict=False):
+            idle = any(begin <= low and high <= until for begin, until in gaps)
+            made.append((worker, low, high, math.nan if idle else float(value) / usual))
+    return made
+
+
+def _gaps(training: Sequence[TrainingPoint], worker: str, most: float) -> list[tuple[float, float]]:
+    """List the times, longer than `most`, in which others finished batches and a worker none before its next one.
+
+    In a shorter time the worker may have computed one batch."""
+    gaps, last = list[tuple[float, float]](), 0.0
+    for before, point in zip((0.0, *(point.seconds for point in training)), training, strict=False):
+        if worker in point.speeds:
+            if before - last > most:
+                gaps.append((last, before))
+            last = point.seconds
+    return gaps
 
 
 # -- running it again ---------------------------------------------------------------------------------------

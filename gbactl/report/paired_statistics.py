@@ -174,14 +174,20 @@ def _by_pair(runs: Sequence[Run], free: Key) -> dict[Configuration, list[Run]]:
     return grouped
 
 
-def why_alone(alone: Sequence[Run], reference: Sequence[Run], free: Key) -> str:
-    """Describe why runs have no partner in `reference`: the seeds, parameters or data that differ."""
+def why_alone(alone: Sequence[Run], reference: Sequence[Run], free: Key) -> list[str]:
+    """Describe for each run why it has no partner in `reference`: by the seeds, parameters or data that differ.
+
+    Runs whose seed has no run in `reference` have one description, which lists these seeds."""
     seeds = {run.seed for run in reference}
     lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural_key((seed,)))
-    if lonely:
-        return f"seed {', '.join(lonely)}"
-    own = configuration(alone[0], free)
-    others = [configuration(run, free) for run in reference if run.seed == alone[0].seed]
+    missing = f"seed {', '.join(lonely)}"
+    return [missing if run.seed in lonely else _differences(run, reference, free) for run in alone]
+
+
+def _differences(run: Run, reference: Sequence[Run], free: Key) -> str:
+    """Describe how a run differs from the nearest run of `reference` with its seed."""
+    own = configuration(run, free)
+    others = [configuration(other, free) for other in reference if other.seed == run.seed]
     nearest = min(others, key=lambda each: len(each ^ own))
     ours, theirs = dict(own), dict(nearest)
     differing = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} or ours.keys() ^ theirs.keys()

@@ -51,6 +51,7 @@ from gbactl.tracking.mlflow_store import (
     params_of,
     read_children,
     read_runs,
+    read_start_times,
     sqlite_path,
     tracking_uri,
 )
@@ -127,7 +128,10 @@ def _from_store(options: ReportOptions, uri: str, opened: Callable[[str], None])
         )
     opened(uri)
     typed, filters = conditions(options.where)
-    return selected(read_runs(uri, options.experiments, filters), typed, options.sweep, options.last)
+    runs = read_runs(uri, options.experiments, filters)
+    sweeps = {sweep for run in runs for sweep in run.sweeps}
+    started = read_start_times(uri, sweeps) if options.sweep == LAST else None
+    return selected(runs, typed, options.sweep, options.last, started)
 
 
 def _from_directories(options: ReportOptions) -> tuple[list[Run], Results]:
@@ -215,7 +219,7 @@ def read_curves(
             if result is None:
                 missing.append(run.label)
             else:
-                found[key].append(curves_of(run.seed, result, configuration(run, report.free)))
+                found[key].append(curves_of(run.seed, result, configuration(run, report.free), report.label))
     return found, missing
 
 
@@ -310,26 +314,34 @@ def conditions(where: Sequence[str]) -> tuple[list[Condition], list[str]]:
 
 
 def selected(
-    runs: Sequence[Run], typed: Sequence[Condition] = (), sweep: str | None = None, last: int | None = None
+    runs: Sequence[Run],
+    typed: Sequence[Condition] = (),
+    sweep: str | None = None,
+    last: int | None = None,
+    started: Mapping[str, int] | None = None,
 ) -> list[Run]:
     """Choose the runs that meet all conditions and belong to `sweep`, if given; of these, the `last` newest.
 
-    `sweep`: "last", or the beginning of the MLflow id of the sweep's run. Raises UsageError if no run is left."""
+    `sweep`: "last", or the beginning of the MLflow id of the sweep's run. `started`: when the sweeps'
+    own runs started, by id. Raises UsageError if no run is left."""
     chosen = list(runs)
     for condition in typed:
         before, chosen = chosen, [run for run in chosen if condition.holds(run)]
         if not chosen:
             _none_with(condition, before)
     if sweep is not None:
-        chosen = _of_sweep(chosen, sweep)
+        chosen = _of_sweep(chosen, sweep, started or {})
     return sorted(chosen, key=lambda run: run.start_ms)[0 if last is None else -last :]
 
 
-def _of_sweep(runs: Sequence[Run], sweep: str) -> list[Run]:
-    """Choose the runs of one sweep: the newest sweep, or the sweep whose id begins with `sweep`."""
-    parents = {parent: run.start_ms for run in runs for parent in run.sweeps}
-    found = [max(parents, key=parents.__getitem__)] if parents and sweep == LAST else []
-    found = found or [parent for parent in parents if parent.startswith(sweep)]
+def _of_sweep(runs: Sequence[Run], sweep: str, started: Mapping[str, int]) -> list[Run]:
+    """Choose the runs of one sweep: the newest sweep, or the sweep whose id begins with `sweep`.
+
+    The newest sweep is the one whose own run started last, as runs that it reused may be older than other sweeps. The
+    newest of its runs stands for an own run that is gone. Of two that started together, the larger id decides."""
+    parents = {parent: run.start_ms for run in sorted(runs, key=lambda run: run.start_ms) for parent in run.sweeps}
+    newest = max(parents, key=lambda parent: (started.get(parent, parents[parent]), parent), default="")
+    found = [newest] if newest and sweep == LAST else [parent for parent in parents if parent.startswith(sweep)]
     if len(found) != 1:
         problem = (
             f"{sweep} is the beginning of {len(found)} sweeps" if found else f"None of the runs is of sweep {sweep}"

@@ -10,7 +10,7 @@ known to be longer than the run. The median counts it as such, and is a lower bo
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -20,6 +20,7 @@ import numpy as np
 
 from gbactl.report.configuration_differences import Configuration
 from gbactl.report.paired_statistics import Key
+from gbactl.tracking.metrics_and_tags import own_phases, phases_since_resume
 
 
 class SwitchPoint(NamedTuple):
@@ -43,7 +44,10 @@ class TrainingPoint(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """Failure or slow-down of a process, between two seconds of training. `factor`: of a slow-down, else None."""
+    """Failure, slow-down or other fault of a process, between two seconds of training.
+
+    `factor`: how much slower the process was at most; None for a failure, 1 for a fault whose slow-down is not known,
+    as of a CPU hog."""
 
     process: str
     what: str
@@ -72,8 +76,10 @@ class Curves:
     alike: Configuration = frozenset()
 
 
-def curves_of(seed: str, result: Mapping[str, Any], alike: Configuration = frozenset()) -> Curves:
-    """Extract a run's curves from its result.json.
+def curves_of(
+    seed: str, result: Mapping[str, Any], alike: Configuration = frozenset(), label: str | None = None
+) -> Curves:
+    """Extract a run's curves from its result.json; `label`: the round whose staleness is wanted, if not the run's.
 
     Phases add up; one without an evaluation adds samples and time but no point. Samples are those of any fate."""
     samples = seconds = 0.0
@@ -91,14 +97,13 @@ def curves_of(seed: str, result: Mapping[str, Any], alike: Configuration = froze
         seconds += (phase.get("seconds") or 0) + (rest or 0)
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))
-    counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
     curve = result.get("curve") or []
     return Curves(
         seed=seed,
         samples=tuple(point[0] for point in points),
         seconds=tuple(point[1] for point in points),
         auc=tuple(point[2] for point in points),
-        staleness=counts,
+        staleness=_staleness(result, label),
         switches=tuple(switches),
         training=tuple(_training_point(each) for each in curve),
         incidents=tuple(_incidents(result, curve)),
@@ -108,9 +113,25 @@ def curves_of(seed: str, result: Mapping[str, Any], alike: Configuration = froze
     )
 
 
+def _staleness(result: Mapping[str, Any], label: str | None) -> Counter[int]:
+    """Return the histogram of the staleness of a round's gradients, or else of those that the run itself applied.
+
+    Where phases have no histogram, as in results of older versions, it is the one of the whole job."""
+    rounds = [each for each in result.get("rounds") or [] if each.get("day") == label]
+    parts = rounds or own_phases(result)
+    if not parts or any("staleness_histogram" not in each for each in parts):
+        parts = [{"staleness_histogram": result.get("staleness_histogram") or {}}]
+    found = Counter[int]()
+    for part in parts:
+        found.update({int(steps): count for steps, count in part["staleness_histogram"].items()})
+    return found
+
+
 def _bytes(result: Mapping[str, Any]) -> dict[str, float]:
-    """Compute the bytes sent per sample trained, by kind; payloads in shared memory are a kind of their own."""
-    wire, trained = result.get("wire") or {}, (result.get("samples") or {}).get("trained")
+    """Compute the bytes sent per sample trained, by kind; payloads in shared memory are a kind of their own.
+
+    Both count from where the run resumed, if it did: the bytes sent before are not known."""
+    wire, trained = result.get("wire") or {}, sum(phase.get("samples") or 0 for phase in phases_since_resume(result))
     sent = {**(wire.get("bytes") or {}), "shared memory": wire.get("shared_memory") or 0}
     return {kind: value / trained for kind, value in sent.items() if value} if trained else {}
 

@@ -268,6 +268,9 @@ _TEX = {
     "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",  # in OT1, the default encoding, these three are other signs
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }
 _MINUS = re.compile(r"(?<![\w.,])-(?=\.?\d)")  # a sign, not a hyphen
 
@@ -303,7 +306,7 @@ def stderr_sentences(report: Report, form: str) -> list[str]:
 def text(report: Report, width: int = 80, colour: bool = False) -> str:
     """Render the report as a plain-text table with lines of at most `width` characters.
 
-    A key or title that is wider stays whole."""
+    A key, title or word that is wider stays whole, as one may have to copy it."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -319,7 +322,7 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
     if not colour:  # a pipe may take ASCII only
         lines = [line.replace("\u2500", "-") for line in lines]
     for sentence in sentences(report):
-        lines += textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
+        lines += textwrap.wrap(sentence, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).strip("\n") + "\n"
 
 

@@ -153,10 +153,14 @@ class SwitchPlan(Generic[T]):
         """Next entry of the schedule; None after the last."""
         return self.entries[self.taken] if self.taken < len(self.entries) else None
 
-    def take(self, progress: RunProgress) -> T | None:
-        """Remove the due switch (requested or scheduled). Returns the configuration after it; None if none is due."""
+    def take(self, progress: RunProgress, reached: bool = False) -> T | None:
+        """Remove the due switch (requested or scheduled). Returns the configuration after it; None if none is due.
+
+        `reached`: the batch before which the next entry is due was the last one. If gradients were given up in the
+        drain, the global step is lower than the entry's then."""
         chosen, self.fresh, self.point = None, False, ""
-        while (entry := self.next) is not None and self._due(entry, progress):
+        while (entry := self.next) is not None and (reached or self._due(entry, progress)):
+            reached = False
             self.taken, self.point = self.taken + 1, entry.point
             chosen, self.fresh = self.phases[self.taken], self.fresh or entry.fresh
         if self.requested is not None:

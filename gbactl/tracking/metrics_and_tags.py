@@ -92,14 +92,34 @@ FAILURE_KINDS = (
 )  # fmt: skip
 ORIGIN_RUN = "gbactl.origin_run"  # tag of a resumed run: the MLflow id of the run whose checkpoint it began from
 ORIGIN = "gbactl.origin"  # tag of a resumed run: the checkpoint that it began from, without its seed
+RUN_DIR = "gbactl.run_dir"  # tag of every run: its directory
 DAYS_TAG = "gbactl.days"  # tag of a run on data without a time: rows, by whose count its days are cut
 SLOW_WORKER = "gbactl.slow_worker"  # tag of a finished run: a sentence on its slow worker, where it has one
+OWN_SAMPLES = "samples_own"  # metric of a run that began from another run's checkpoint: samples since its last resume
 _NOT_CONFIGURATION = ("tracking", "run_dir")
+
+
+def phases_since_resume(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the phases of a result.json that were trained after the run resumed; all phases if it did not resume."""
+    first = (result.get("checkpoint") or {}).get("resumed_at") or 0
+    return [phase for phase in result.get("phases") or [] if phase.get("first_step", first) >= first]
+
+
+def own_phases(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the phases of a result.json without those of another run from whose checkpoint the run began.
+
+    Of a run that resumed in its own directory all phases are its own. If it had begun from another run's checkpoint,
+    too, only those after the last resume are returned."""
+    in_own_directory = (result.get("time") or {}).get("since_second") == 0  # its times are known from its beginning on
+    return list(result.get("phases") or []) if in_own_directory else phases_since_resume(result)
 
 
 def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in _TOP:
         yield name, result.get(name)
+    own = own_phases(result)
+    if len(own) < len(result.get("phases") or []):  # samples.trained includes another run's samples, eps does not
+        yield OWN_SAMPLES, sum(phase.get("samples") or 0 for phase in own)
     for group in ("samples", "gradients", "staleness", "token_staleness"):
         for name, value in (result.get(group) or {}).items():
             yield f"{group}_{name}", value

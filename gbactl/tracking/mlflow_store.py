@@ -283,6 +283,17 @@ def read_children(uri: str, run_id: str) -> list[Run]:
     return _oldest_first(run for condition in conditions for run in _search(client, experiments, condition))
 
 
+def read_start_times(uri: str, run_ids: Iterable[str]) -> dict[str, int]:
+    """Read when runs started, in milliseconds, such as the parent runs of sweeps; a run that is gone is left out."""
+    from mlflow.exceptions import MlflowException
+
+    client, found = connect(uri), dict[str, int]()
+    for run_id in run_ids:
+        with suppress(MlflowException):
+            found[run_id] = client.get_run(run_id).info.start_time or 0
+    return found
+
+
 VERDICT = "gbactl.verdict"
 _NOTE_BEGINS, _LONGEST_NOTE = "<!-- gbactl report -->", 5000
 

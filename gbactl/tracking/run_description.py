@@ -11,7 +11,7 @@ import shlex
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,18 @@ class CommandLine:
 
     @property
     def text(self) -> str:
-        """Command line, quoted for a shell, without `run_dir=`, as that directory already holds a run."""
-        return shlex.join(["gbactl", self.verb, *(each for each in self.overrides if not each.startswith("run_dir="))])
+        """Command line, quoted for a shell, without `run_dir=`, as that directory already holds a run.
+
+        It stays beside `resume=`: without it, the command would continue the other run in that one's directory."""
+        resumes = any(each.startswith("resume=") for each in self.overrides)
+        kept = [each for each in self.overrides if resumes or not each.startswith("run_dir=")]
+        return shlex.join(["gbactl", self.verb, *kept])
+
+    def retyped(self, text: str) -> CommandLine:
+        """Return the command line `text` of an earlier start of the same run, with where this start is tracked."""
+        _, verb, *overrides = shlex.split(text)
+        tracked = (each for each in self.overrides if each.startswith("tracking.") and each not in overrides)
+        return replace(self, verb=verb, overrides=(*overrides, *tracked))
 
     def overrides_by_key(self) -> dict[str, str]:
         """Return the overrides by key, without deletions; for a key that was typed twice, the last value."""

@@ -75,6 +75,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(launcher: Launcher
     done = resumed(launcher, first)
     done.accounted(16000)
     assert done.result["checkpoint"]["resumed_at"] == stopped["step"] > 0
+    for key in ("origin", "cell", "command"):  # so it is compared with runs that were not stopped
+        assert done.result[key] == ended.result[key], key
     times, computed = done.result["time"], done.result["per_worker"]
     assert times["since_second"] == 0.0 and len(times["processes"]) == 4
     assert all(times["processes"][name]["batches"] >= told["batches"] for name, told in computed.items()), "of both"

@@ -467,6 +467,7 @@ def test_a_preempted_job_goes_on_by_itself(slurm: SlurmCluster, submitter: Launc
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_job_longer_than_its_time_goes_on_by_itself(submitter: Launcher) -> None:
     """A minute is the shortest time that a job can have; the training takes more on any machine."""

@@ -30,9 +30,12 @@ from gbactl.data.cache_writer import (
     write_all,
 )
 from gbactl.data.column_conversion import (
+    DAY,
+    LAST_DAY_NUMBER,
     dates,
     day_name,
     days,
+    equal,
     ids_of,
     lists_of,
     numbers,
@@ -47,7 +50,7 @@ from gbactl.data.remote_files import SourceFile
 from gbactl.data.table_files import TextForm, header_of, read_table
 from gbactl.data.table_schema import Day, Label, Numeric, Sequence, TableSchema, Time, read_schema
 from gbactl.data.text_files import BadCells, BadLines, Rows, find
-from gbactl.errors import DataError, require
+from gbactl.errors import ConfigError, DataError, require
 
 MOST_DAYS = 100_000
 SAMPLE = 1 << 20  # values of the first day from which the borders of buckets come
@@ -61,7 +64,7 @@ Floats = NDArray[np.float32]
 class Table:
     """Options of the data source data=table."""
 
-    arrays_version: ClassVar[int] = 4
+    arrays_version: ClassVar[int] = 5
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["*.parquet", "*.csv*", "*.tsv*"])
     schema: str | None = None
@@ -119,7 +122,7 @@ class Table:
                     name for name in schema.lists if name not in parted and _is_parted(chunk.frame[name], schema)
                 }
                 if times is not None:
-                    clock.add(times, times if schema.of_kind(Day) else None)
+                    clock.add(times, times // DAY if schema.of_kind(Day) else None)
                     if len(clock.counts) > MOST_DAYS:
                         raise DataError(f"The column of kind day has more than {MOST_DAYS:,} days; type kind: time.")
                 rows += len(batch)
@@ -177,7 +180,7 @@ def _arrays(rows: Rows, file: SourceFile, schema: TableSchema, bad: BadLines) ->
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: ignore for it.")
         if inner != kind and name not in listed:
             raise DataError(f"{file}: the column {name} holds {kind}; type kind: multi for it.")
-    labels = _labels(frame, schema, bad_cells)
+    labels = _labels(frame, file, schema, bad_cells)
     numeric = [_numbers(frame, name, schema, bad_cells) for name in (*schema.numeric, *schema.bucketized)]
     ids = [ids_of(frame[name], place, size) for place, (name, size) in enumerate(schema.hashed.items())]
     clock = None
@@ -218,12 +221,17 @@ def _bits(true: pl.Series) -> NDArray[np.uint8]:
     return found
 
 
-def _labels(frame: pl.DataFrame, schema: TableSchema, bad_cells: BadCells) -> NDArray[np.uint8]:
+def _labels(frame: pl.DataFrame, file: SourceFile, schema: TableSchema, bad_cells: BadCells) -> NDArray[np.uint8]:
     column, kind = frame[schema.label], schema.of_kind(Label)[schema.label]
     written = texts(column)
+    if isinstance(kind.positive, bool) and column.dtype != pl.Boolean:
+        raise ConfigError(
+            f"{file}: YAML reads positive of the column {schema.label} as {str(kind.positive).lower()}, and the column "
+            "holds no Booleans; type the text of a cell for positive, and put it in quotes."
+        )
     if kind.positive is not None:
         bad_cells.record(written.is_null(), schema.label, "a label")
-        return _bits(written == str(kind.positive))
+        return _bits(equal(column, kind.positive, kind.decimal, kind.thousands))
     number = numbers(written.str.to_lowercase().replace({"true": "1", "false": "0"}), kind.decimal, kind.thousands)
     if kind.at_least is not None:
         bad_cells.record(number.is_null(), schema.label, "a number")
@@ -260,18 +268,25 @@ def _like(lost: pl.Series, kind: Numeric) -> str:
 
 
 def _times(frame: pl.DataFrame, name: str, schema: TableSchema, bad_cells: BadCells) -> tuple[Integers, Integers]:
-    """Return each row's sort key (its day or time), and the times from which fields such as the hour are made."""
+    """Return each row's sort key, and the times from which fields such as the hour are made.
+
+    The key of kind time is the time. The key of kind day is the day number times DAY, plus the time of day where the
+    cell is a date with or without a time."""
     kind = schema.of_kind(Time)[name]
-    by_day = isinstance(kind, Day)
-    clock = (days if by_day else timestamps)(frame[name], kind.format)
+    moment = timestamps(frame[name], kind.format)
     like = f"of the format {kind.format!r}" if kind.format else "such as 2024-12-31 23:59:59 or seconds since 1970"
-    bad_cells.record(clock.is_null(), name, f"a {'day' if by_day else 'time'} {like}")
-    moment = clock
-    if by_day and kind.fields:
-        moment = timestamps(frame[name], kind.format)
+    times = moment.fill_null(0).to_numpy()
+    if not isinstance(kind, Day):
+        bad_cells.record(moment.is_null(), name, f"a time {like}")
+        return times, times
+    day = days(frame[name], kind.format, moment)
+    bad_cells.record(day.is_null(), name, f"a day {like}")
+    dated = day.eq_missing(dates(moment))
+    if kind.fields:
         needed = f"a date, of which {kind.fields[0]} could be made (of 20241231, the schema says format: '%Y%m%d')"
-        bad_cells.record(clock.ne_missing(dates(moment)), name, needed)
-    return clock.fill_null(0).to_numpy(), moment.fill_null(0).to_numpy()
+        bad_cells.record(~dated, name, needed)
+    number = day.fill_null(0).clip(-LAST_DAY_NUMBER, LAST_DAY_NUMBER)  # keys are int64
+    return number.to_numpy() * DAY + np.where(dated.to_numpy(), times % DAY, 0), times
 
 
 def first_day_transform(

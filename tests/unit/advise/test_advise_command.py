@@ -48,6 +48,11 @@ def test_a_typed_mode_is_compared_beside_the_others() -> None:
         advising(modes="sync,")
 
 
+def test_the_command_that_runs_it_again_has_the_options() -> None:
+    text = advising("cluster.workers=4", modes="gba,bsp").command.text
+    assert text.startswith("gbactl advise --modes gba,bsp --minutes 1.0 ") and text.endswith(" cluster.workers=4")
+
+
 def test_a_mode_that_cannot_run_on_the_cluster_is_left_out_unless_it_was_typed() -> None:
     alone = ("cluster.workers=1", "mode.local_batch=64")
     found = advising(*alone)

@@ -4,6 +4,7 @@ import csv
 import datetime
 import json
 import random
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pyarrow.parquet
 import pytest
 import yaml
 from click.testing import CliRunner
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from gbactl.cli.commands_before_training import data as data_command
 from gbactl.data import schema_inference, table_files
@@ -203,6 +206,7 @@ LABELS = [
     ({"y": of(1, 2, 3), "x": NUMBERS, "bought": of("no", "yes")}, None, {"kind": "label", "positive": "yes"}),
     ({"x": NUMBERS, "c": of("won", "lost", "open")}, "c=won", {"kind": "label", "positive": "won"}),
     ({"x": NUMBERS, "c": of("won", "lost")}, "c=lost", {"kind": "label", "positive": "lost"}),
+    ({"x": NUMBERS, "y": of(0, 1, 2)}, "y=1.0", {"kind": "label", "positive": "1.0"}),
     ({"x": NUMBERS, "c=1": of(0, 1)}, "c=1", {"kind": "label"}),
 ]
 
@@ -324,6 +328,21 @@ def test_ragged_rows_are_told_and_left_out_by_the_command(
     assert f" data.max_bad_lines={lost} " in f"{found.commands('t.csv', 's.yaml')[0]} "
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "t.csv", "../a/day_1.csv", "s3://bucket/clicks/t.csv", "données.csv", "~/x.csv", "2024", "1_000", "1e5", "-7.",
+        "+inf", "NaN", "null", "True", 'a"b.csv', "it's.csv", "a b.csv", "a\\b.csv", "a\\", 'a\\"b', "a,b.csv", "*.csv",
+        "x=1/t.csv", "[a].csv", "{a}.csv", "$x.csv", "${x}.csv", "\\${x}.csv", " ",
+    ],
+)  # fmt: skip
+def test_the_command_has_every_path_as_it_is(path: str, tmp_path: Path) -> None:
+    found = guess(tmp_path, {"click": of(0, 1), "x": NUMBERS})
+    typed = OverridesParser.create().parse_overrides(shlex.split(found.commands(path, f"of/{path}")[0])[3:])
+    read = OmegaConf.create({each.get_key_element(): each.value() for each in typed if not each.is_sweep_override()})
+    assert (read["data.path"], read["data.schema"]) == (path, f"of/{path}")
+
+
 def test_few_rows_and_further_files_are_told(tmp_path: Path) -> None:
     found = guess(tmp_path, {"click": of(0, 1), "x": NUMBERS})
     assert found.notes == ["A day has about 57 rows: too few for an AUC that is more than chance."]
@@ -341,6 +360,18 @@ def test_rows_without_a_label_are_left_out_by_the_command(load: Callable[..., Da
     (tmp_path / "s.yaml").write_text(found.text())
     table = {"name": "table", "path": str(tmp_path / "t.csv"), "schema": str(tmp_path / "s.yaml")}
     assert lost == "data.max_bad_lines=50" and load(**table, max_bad_lines=50).rows == ROWS - 50
+
+
+def test_a_table_with_blanks_around_its_cells_is_read_with_the_schema_guessed_of_it(
+    load: Callable[..., Dataset], tmp_path: Path
+) -> None:
+    ages = ["NA" if i % 3 == 0 else each for i, each in enumerate(NUMBERS)]
+    rows = [["click", "age", "job"], *zip(of(0, 1), ages, of("nurse", "NA"), strict=True)]
+    (tmp_path / "t.csv").write_text("".join(", ".join(row) + "\n" for row in rows))
+    found = infer(tmp_path / "t.csv", "click")
+    assert found.missing == ("", "NA") and found.guesses[1].kind == "numeric"
+    (tmp_path / "s.yaml").write_text(found.text())
+    assert load(name="table", path=str(tmp_path / "t.csv"), schema=str(tmp_path / "s.yaml")).rows == ROWS
 
 
 def test_few_rows_with_long_lists_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

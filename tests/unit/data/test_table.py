@@ -141,7 +141,7 @@ def test_columns_become_what_the_schema_says(name: str, load: Load, schema: str,
     assert data.schema.lists == (ListField(4, "sum"), ListField(3, "mean"))
     assert data.user_field == 0 and not data.days_by_rows
 
-    order = sorted(range(400), key=lambda i: rows["when"][i].date())  # stable: rows of a day keep their order
+    order = sorted(range(400), key=lambda i: rows["when"][i])  # stable: rows of a time keep their order
     dates = sorted({time.date() for time in rows["when"]})
     assert [split.name for split in data] == [str(date) for date in dates]
     assert [split.rows for split in data] == [sum(t.date() == date for t in rows["when"]) for date in dates]
@@ -372,6 +372,40 @@ def test_a_time_puts_rows_in_order_and_cuts_them_into_equal_parts(load: Load, tm
     assert whole(split).ids[:, 1].tolist() == [(i + 2) % 7 for i in range(5)] + [(i + 5) % 7 for i in range(5)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "cells", "order"),
+    [
+        ("day", [f"2024-03-01 {hour}:30" for hour in ("13", "12", "11", "10")], [3, 2, 1, 0]),
+        ("day", ["2024-03-02 01:00", "2024-03-01 23:00", "2024-03-02 00:00", "2024-03-01 22:00"], [3, 1, 2, 0]),
+        ("day", ["2024-03-02", "2024-03-01", "2024-03-02", "2024-03-01"], [1, 3, 0, 2]),
+        ("day", ["1709289000", "1709285400", "1709281800", "1709278200"], [3, 2, 1, 0]),
+        ("day", ["7", "5", "7", "5"], [1, 3, 0, 2]),
+        ("day", ["-1", "3", "-2", "-1"], [2, 0, 3, 1]),
+        ("day", ["20240302", "2024-03-01 23:00", "20240301", "2024-03-01 22:00"], [2, 3, 1, 0]),
+        (
+            "{kind: day, format: '%d.%m.%Y %H'}",
+            [f"01.03.2024 {hour}" for hour in ("13", "12", "13", "10")],
+            [3, 1, 0, 2],
+        ),
+        ("{kind: day, fields: [hour]}", [f"1969-12-31 {hour}:00" for hour in ("22", "21", "23", "20")], [3, 1, 0, 2]),
+    ],
+)
+def test_rows_of_a_date_are_in_order_of_time_where_the_cells_have_one(
+    kind: str, cells: list[str], order: list[int], load: Load, tmp_path: Path
+) -> None:
+    text = "y,x,d\n" + "".join(f"{i % 2},{i},{cell}\n" for i, cell in enumerate(cells))
+    data = load(**small(tmp_path, text, f"columns: {{y: label, x: numeric, d: {kind}}}"), days=2)
+    assert whole(data).numeric[:, 0].tolist() == order
+
+
+def test_dates_of_years_beyond_9999_are_the_last_day(load: Load, tmp_path: Path) -> None:
+    at = pa.array([300_000_000_000_000_000, 1, 0], pa.timestamp("us"))
+    path = parquet(tmp_path / "t.parquet", {"y": [0, 1, 0], "x": [0.0, 1.0, 2.0], "d": at})
+    (tmp_path / "s.yaml").write_text("columns: {y: label, x: numeric, d: day}")
+    data = load(name="table", path=str(path), schema=str(tmp_path / "s.yaml"))
+    assert whole(data).numeric[:, 0].tolist() == [2, 1, 0] and [split.rows for split in data] == [2, 1]
+
+
 def test_a_whole_number_has_one_id_however_a_file_writes_it(load: Load, tmp_path: Path) -> None:
     """pandas writes 12.0 into the files of those days on which another row has none."""
     schema = "columns: {y: label, x: categorical, l: {kind: multi, separator: ' '}}"
@@ -404,6 +438,17 @@ LABELS = [
     ("{kind: label, at_least: 4}", ["3.5", "4", "5", "-1"], [0, 1, 1, 0]),
     ("{kind: label, positive: '>50K'}", ["<=50K", " >50K ", ">50k", ">50K"], [0, 1, 0, 1]),
     ("{kind: label, positive: 2}", ["1", "2", "2", "1"], [0, 1, 1, 0]),
+    ("{kind: label, positive: 1}", ["1.0", "0.0", " 1 ", "+1"], [1, 0, 1, 1]),
+    ("{kind: label, positive: 1.0}", ["1", "0", "10", "1.00"], [1, 0, 0, 1]),
+    ("{kind: label, positive: '1.0'}", ["1", "0", "x", "1.0"], [1, 0, 0, 1]),
+    ("{kind: label, positive: 9007199254740993}", ["9007199254740992", "9007199254740993", "1", "0"], [0, 1, 0, 0]),
+    (
+        "{kind: label, positive: 1234.5, decimal: ',', thousands: '.'}",
+        ['"1.234,5"', "0", "2", '"1234,50"'],
+        [1, 0, 0, 1],
+    ),
+    ("{kind: label, positive: '1.234,5', decimal: ',', thousands: '.'}", ["0", '"1234,5"', "2", "3"], [0, 1, 0, 0]),
+    ("{kind: label, positive: 'true'}", ["true", "false", "x", "true"], [1, 0, 0, 1]),
 ]
 
 
@@ -411,6 +456,28 @@ LABELS = [
 def test_labels(kind: str, cells: list[str], labels: list[int], load: Load, tmp_path: Path) -> None:
     text = "y,x\n" + "".join(f"{cell},1\n" for cell in cells)
     assert whole(load(**small(tmp_path, text, f"columns: {{y: {kind}, x: numeric}}"), days=2)).labels.tolist() == labels
+
+
+BOOLEANS, FLOATS = [True, False, False, True], [1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("positive", "cells", "labels"),
+    [
+        *((positive, BOOLEANS, [1, 0, 0, 1]) for positive in ("true", "yes", "'true'", "'True'", "1", "'1'")),
+        *((positive, BOOLEANS, [0, 1, 1, 0]) for positive in ("false", "'FALSE'", "0")),
+        *((positive, FLOATS, [1, 0, 0, 1]) for positive in ("1", "1.0", "'1'", "'1.0'")),
+        ("12", [12, 120, 7, 12], [1, 0, 0, 1]),
+        ("2.5", ["2.50", "2", "x", "2.5"], [1, 0, 0, 1]),
+    ],
+)
+def test_labels_of_parquet_are_compared_by_their_value(
+    positive: str, cells: list[Any], labels: list[int], load: Load, tmp_path: Path
+) -> None:
+    (tmp_path / "s.yaml").write_text(f"columns: {{y: {{kind: label, positive: {positive}}}, x: numeric}}")
+    path = parquet(tmp_path / "t.parquet", {"y": cells, "x": [1.0] * 4})
+    found = load(name="table", path=str(path), schema=str(tmp_path / "s.yaml"), days=2)
+    assert whole(found).labels.tolist() == labels
 
 
 TIMES = [
@@ -424,6 +491,11 @@ TIMES = [
     ("%d.%m.%Y %H:%M", "29.02.2024 13:05", "2024-02-29 13:05:00"),
     ("%y%m%d%H", "24022913", "2024-02-29 13:00:00"),
     ("%m/%d/%Y", "02/29/2024", "2024-02-29 00:00:00"),
+    ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 13:05:01.5", "2024-02-29 13:05:01.500000"),
+    ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 13:05:01.000025", "2024-02-29 13:05:01.000025"),
+    ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 13:05:01", "2024-02-29 13:05:01"),
+    ("%d.%m.%Y %H:%M:%S,%3f", "29.02.2024 13:05:01,250", "2024-02-29 13:05:01.250000"),
+    ("%Y%m%d%H%M%S%6f", "20240229130501000250", "2024-02-29 13:05:01.000250"),
     (None, "29 Feb", None),
 ]
 
@@ -436,6 +508,14 @@ def test_times(form: str | None, text: str, moment: str | None) -> None:
     assert [None if each is None else str(each) for each in found] == [moment, None]
     if moment is not None:
         assert days(pl.Series([text]), form).to_list() == [20240229]
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y %H:%M:%S,%f", "%Y%m%d%H%M%S%f", "%Y-%m-%d %H:%M:%S%%%f"])
+def test_a_fraction_without_a_point_needs_its_number_of_digits(form: str, load: Load, tmp_path: Path) -> None:
+    schema = f"columns: {{y: label, x: numeric, c: {{kind: time, format: '{form}'}}}}"
+    told = f"The format '{re.escape(form)}' has %f without a point before it; type %3f for 3 digits, or %6f for 6."
+    with pytest.raises(ConfigError, match=told):
+        load(**small(tmp_path, GOOD, schema))
 
 
 def test_a_number_has_the_text_that_others_write() -> None:
@@ -467,6 +547,10 @@ SCHEMA_ERRORS = [
     ("columns: {y: label, x: label, c: categorical}", r"has 2 columns of kind label \(y, x\); one is possible"),
     ("columns: {y: label, x: time, c: day}", r"has 2 columns of kind time or day \(x, c\)"),
     ("columns: {y: {kind: label, positive: yes}, x: numeric}", "put it in quotes"),
+    (
+        "columns: {y: {kind: label, positive: no}, x: numeric}",
+        "YAML reads positive of the column y as false, and the column holds no Booleans; type the text of a cell",
+    ),
     ("columns: {y: {kind: label, positive: a, at_least: 1}, x: numeric}", "both positive and at_least"),
     ("columns: {y: label, x: {transform: log1p}}", r"columns.x has no kind; type \{kind: KIND\}"),
     ("columns: {y: label, c: {kind: multi, separator: ''}}", "c.separator is empty"),
@@ -605,6 +689,29 @@ def test_a_text_that_means_missing_does_so_in_parquet_too(load: Load, tmp_path: 
     assert whole(found).numeric.tolist() == whole(plain).numeric.tolist() == [[1.5], [0], [2], [0]]
     assert whole(found).ids.tolist() == whole(plain).ids.tolist()
     assert [row[0] == 0 for row in whole(found).ids.tolist()] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("missing", "cells", "gone"),
+    [
+        ("['', NA]", ["NA", " NA", "NA ", "  "], [True] * 4),
+        ("[' NA']", ["NA", " NA", "N A", "na"], [True, True, False, False]),
+        ("[]", ["NA", "", " ", "?"], [False, True, True, False]),
+    ],
+)
+def test_blanks_around_a_text_that_means_missing_do_not_count(
+    missing: str, cells: list[str], gone: list[bool], form: str, load: Load, tmp_path: Path
+) -> None:
+    numbers = [cell if lost else "2" for cell, lost in zip(cells, gone, strict=True)]
+    rows = {"y": ["0", "1"] * 2, "x": numbers, "c": cells, "user": cells}
+    (tmp_path / "s.yaml").write_text(
+        f"missing: {missing}\ncolumns: {{y: label, x: numeric, c: categorical, user: user}}"
+    )
+    path = (parquet if form == "parquet" else write)(tmp_path / f"t.{form}", rows)
+    found = whole(load(name="table", path=str(path), schema=str(tmp_path / "s.yaml"), days=2))
+    assert found.numeric[:, 0].tolist() == [0.0 if lost else 2.0 for lost in gone]
+    assert [(ids == 0).tolist() for ids in found.ids] == [[lost] * 2 for lost in gone]
 
 
 def test_all_rows_of_one_day_are_refused_with_the_way_out(load: Load, tmp_path: Path) -> None:

@@ -28,15 +28,27 @@ def test_every_model_is_trained_in_every_mode_with_every_seed() -> None:
         cells = [study_results.options(cell.overrides) for cell in part.cells]
         found = {(cell["model"], cell["mode"], cell["seed"]) for cell in cells}
         names, modes, seeds = (set(each) for each in zip(*found, strict=True))
-        assert len(found) == len(cells) == len(names) * len(modes) * len(seeds) and len(seeds) == 3
+        assert len(found) == len(cells) == len(names) * len(modes) * len(seeds)
+        assert len(seeds) == (5 if part in (synthetic, sequences) else 3)
         assert names == (of_histories if part is sequences else set(write_models.PUBLISHED))
         for name in names:
             compose(list(next(cell.overrides for cell in part.cells if f"model={name}" in cell.overrides)))
     assert names | of_histories == set(options("model")) and not names & of_histories
     assert len(tried.cells) == 2 and not {cell.overrides for cell in tried.cells} & {c.overrides for c in frappe.cells}
     cells = [study_results.options(cell.overrides) for cell in rates.cells]
-    assert {cell["model"] for cell in cells} == names and {cell["mode"] for cell in cells} == {"sync"}
+    assert {cell["model"] for cell in cells} == names | of_histories and {cell["mode"] for cell in cells} == {"sync"}
     assert not {cell["seed"] for cell in cells} & seeds, "a rate is not chosen on the seeds that compare the modes"
+
+
+def test_the_modes_are_compared_at_the_rate_that_is_best_for_the_model_in_sync() -> None:
+    auc: dict[str, dict[str, float]] = {}
+    for cell in write_models.STUDY.found("rates"):
+        auc.setdefault(write_models.model(cell), {})[cell.options["optim.lr"]] = float(cell.result["auc"])
+    for part in study.read_study(FOLDER / "sweep.yaml", "default"):
+        if part.name in ("synthetic", "sequences"):
+            for cell in (study_results.options(cell.overrides) for cell in part.cells):
+                of_model = auc[cell["model"]]
+                assert cell["optim.lr"] == max(of_model, key=of_model.__getitem__)
 
 
 def test_the_table_has_the_difference_from_the_published_figure() -> None:

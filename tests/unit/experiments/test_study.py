@@ -15,6 +15,9 @@ import psutil
 import pytest
 import study
 import study_results
+import virtual_run
+
+from gbactl.errors import CheckpointError
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 
@@ -246,6 +249,19 @@ def test_a_value_may_have_overrides_of_the_base(sweep: Path) -> None:
     assert part.cells[0].base == (
         "experiment=smoke", "train.days=1", "train.norms_every=1", "seed=0", "mode=sync", "checkpoint=full",
     )  # fmt: skip
+
+
+def test_a_cell_whose_base_has_trained_all_its_days_is_an_error(tmp_path: Path) -> None:
+    small = ["experiment=smoke", "cluster=virtual", "mode=sync", "data.days=3", "data.rows_per_day=600"]
+    small += [f"data.cache={tmp_path}", "train.global_batch=128"]
+    base, cell = tmp_path / "base", tmp_path / "cell"
+    base.mkdir()
+    cell.mkdir()
+    virtual_run.run([*small, "train.days=1", "checkpoint=full"], base)
+    begun = [f"resume={max((base / 'checkpoints').glob('cut-*'))}", "mode=gba"]
+    with pytest.raises(CheckpointError, match="nothing is left to train"):
+        virtual_run.run(begun, cell)
+    assert len(virtual_run.run([*begun, "train.days=2"], cell)["phases"]) == 2
 
 
 def test_a_recorded_cell_is_not_run_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ def test_it_is_the_last_point_that_has_come(times: list[int], data: st.DataObjec
 def test_workers_may_differ_and_others_are_calm() -> None:
     made = plan({"kind": "trace", "points": [[0.0, 2.0, 1.0], [1.0, 3.0, 1.0], [0.5, 9.0, 3.0]]})
     assert [made.factor(worker, 0, 1.5) for worker in range(4)] == [1.0, 3.0, 1.0, 9.0]
+    made = plan({"kind": "trace", "points": [[0.0, 2.0], [10.0, 1.0], [5.0, 3.0, 1.0]]})
+    assert [made.factor(1, 0, seconds) for seconds in (1.0, 6.0, 11.0)] == [2.0, 3.0, 1.0]
 
 
 def test_with_a_distribution_the_factor_is_a_mean_that_the_seed_draws() -> None:
@@ -102,6 +104,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({"points": [[0.0, 0.5]]}, r"points\[0\]\.factor=0\.5 is not a number from 1 to"),
         ({"points": [[-1.0, 2.0]]}, r"points\[0\]\.seconds=-1\.0 is not a number from 0"),
         ({"points": [[1.0, 2.0], [1.0, 3.0]]}, r"points\[1\] is not after the one before"),
+        ({"points": [[0.0, 2.0, 1]], "servers": [0]}, "has points of workers; leave servers out"),
         ({"points": DAY, "scale": 0.0}, r"scale=0\.0 is not a number from 1e-06 to"),
         ({"points": DAY, "period": 0.0}, r"period=0\.0 is not a number from 0\.001 to"),
         ({"points": DAY, "distribution": "weibull"}, "is not one of exponential, lognormal, pareto or null"),

@@ -214,6 +214,11 @@ def test_the_commands_after_a_run(tmp_path: Path) -> None:
         "compare runs": "gbactl report --experiment demo", "look at them": "gbactl ui",
     }  # fmt: skip
     refused = CommandLine("train", ("mode=gba", "mode.local_batch=512", "cluster.workers=3"))
+    fork = CommandLine("train", ("resume=runs/base", "mode=gba", "run_dir=runs/a"))
+    told = dict(after_run(cfg, fork, {"run_dir": str(tmp_path)}, lambda _: cfg))
+    assert told["another mode"] == "gbactl train resume=runs/base run_dir=runs/a-sync mode=sync"
+    in_place = CommandLine("train", ("resume=runs/base",))
+    assert "another mode" not in dict(after_run(cfg, in_place, {"run_dir": str(tmp_path)}, lambda _: cfg))
     assert "another mode" not in dict(after_run(cfg, refused, {"run_dir": str(tmp_path)}, compose))
     (tmp_path / "checkpoints" / "cut-000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "cut-000001" / "manifest.json").touch()

@@ -15,6 +15,7 @@ from gbactl.checkpoint.folder import CheckpointFolder, write_manifest
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.cache import prepare
+from gbactl.data.dataset import open_dataset
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
 from gbactl.launch.checkpoint_command import verify_all, whole_rows
@@ -108,6 +109,33 @@ def test_the_origin_of_a_resumed_run_does_not_tell_seeds_apart(
         return resuming.StartingPoint(dataclasses.replace(chain, manifests=(*chain.manifests[:-1], last))).origin
 
     assert (origin(changed) == origin({})) == same
+
+
+def test_a_run_that_goes_on_in_its_directory_unchanged_is_the_same_run(
+    sync: tuple[Path, dict[str, Any]], data: dict[str, Any], tmp_path: Path
+) -> None:
+    run_dir = Path(shutil.copytree(sync[0], tmp_path / "run"))
+    earlier = {"origin": None, "cell": "a-b-c", "run_id": "7f"}
+    (run_dir / "result.json").write_text(json.dumps(earlier))
+    chain = CheckpointFolder(run_dir / "checkpoints").verified("cut-000001")
+    then = from_dict({**config_at(chain), "resume": str(chain.folder / "cut-000001")})
+
+    def start(**changed: Any) -> resuming.StartingPoint:
+        return resuming.StartingPoint.of(dataclasses.replace(then, **changed), open_dataset(prepare(then.data)), EPOCHS)
+
+    for same in (start(), start(run_dir=str(run_dir))):
+        assert (same.origin, same.earlier, same.tracked) == ("", earlier, "7f")
+    lower = start(optim=dataclasses.replace(then.optim, lr=0.5))
+    assert lower.same_run and lower.earlier is None and lower.origin.endswith("@step3")
+    (run_dir / "config.yaml").write_text("seed: 1")
+    same.begin(run_dir, then)
+    assert (run_dir / "config.yaml").read_text() == "seed: 1" and not (run_dir / "result.json").exists()
+    assert start().earlier is None, "the last start was killed, or goes on"
+    fork = start(run_dir=str(tmp_path / "fork"))
+    assert not fork.same_run and fork.earlier is None and fork.origin == lower.origin
+    lower.begin(run_dir, dataclasses.replace(then, optim=dataclasses.replace(then.optim, lr=0.5)))
+    (run_dir / "result.json").write_text(json.dumps(earlier))
+    assert start().earlier is None, "the result is of the start that changed something"
 
 
 @pytest.mark.parametrize(("servers", "dense"), [(1, None), (3, None), (3, 1)])

@@ -86,7 +86,7 @@ def test_when_all_weigh_nothing_the_step_still_happens() -> None:
     assert (policy.step, policy.ledger.decayed, policy.ledger.trained) == (2, 8, 8)
 
 
-def test_the_end_of_a_phase_applies_what_is_left_as_a_weighted_mean() -> None:
+def test_the_end_of_a_phase_divides_what_is_left_by_what_is_there() -> None:
     policy = make("gba", phase(4 * 4 + 3, local=4, gradients=4), GbaOptions())
     steps: list[Decision] = []
     while (grant := policy.take(0)) is not None:
@@ -94,10 +94,25 @@ def test_the_end_of_a_phase_applies_what_is_left_as_a_weighted_mean() -> None:
     assert [len(s.members) for s in steps if isinstance(s, Step)] == [4]
     [last] = policy.finish()
     assert [(m.batch, m.weight) for m in last.members] == [(4, 0.75)]
-    assert last.divisor == 0.75 and last.accepted
+    assert last.divisor == 0.75 and not last.accepted
     assert (last.shares(4), steps[0].shares(4)) == ((0.75,), ())  # type: ignore[union-attr]
     assert policy.finish() == []
     policy.ledger.check()
+
+
+@pytest.mark.parametrize(("divisor", "expected"), [("M", 1.5), ("accepted", 1.0)])
+def test_what_is_left_and_stale_counts_in_the_divisor_as_in_a_full_step(divisor: str, expected: float) -> None:
+    policy = make("gba", phase(4 * 4 + 6, local=4, gradients=4), GbaOptions(decay="inverse", iota=0, divisor=divisor))
+    policy.take(1)
+    for _ in range(5):
+        grant = policy.take(0)
+        assert grant is not None
+        policy.announce(0, grant.batch)
+    policy.announce(1, 0)  # its token is one step old
+    [last] = policy.finish()
+    assert isinstance(last, Step)
+    assert [(m.batch, m.weight) for m in last.members] == [(5, 0.5), (0, 0.5)]
+    assert (last.weight_sum, last.divisor, last.accepted) == (1.0, expected, divisor == "accepted")
 
 
 def test_a_full_step_with_a_short_batch_is_divided_by_what_is_there() -> None:

@@ -112,6 +112,18 @@ def test_a_seed_without_partner_is_not_in_a_mean_beside_a_difference() -> None:
     assert report.notes == ()
 
 
+def test_each_run_without_a_partner_has_its_own_reason() -> None:
+    sync = [run("sync", seed, 0.8, optim__lr=".1") for seed in (1, 2, 3)]
+    alone = [run("gba", 4, 0.8, optim__lr=".1"), run("gba", 1, 0.7, at=5, optim__lr=".2")]
+    missing, differs = "no partner in sync (seed 4)", "no partner in sync (they differ in optim.lr)"
+    report = compare([*sync, *(run("gba", seed, 0.8, optim__lr=".1") for seed in (1, 2, 3)), *alone], by=["mode"])
+    assert [(each.run, each.reason) for each in report.left_out] == [
+        (alone[0].label, missing), (alone[1].label, differs),
+    ]  # fmt: skip
+    notes = compare([*sync, *alone, run("gba", 2, 0.7, at=6, optim__lr=".3")], by=["mode"]).notes
+    assert notes[1:] == (f"gba: 1 of 3 runs have {missing}.", f"gba: 2 of 3 runs have {differs}.")
+
+
 def test_a_line_that_differs_in_no_key_that_it_has_is_named_by_its_mode() -> None:
     older = [run("gba", 1, 0.8), run("gba", 9, 0.8)]
     report = compare([*three()[:3], *older, *(run("gba", 1, 0.7, mode__iota=iota) for iota in "45")])
@@ -296,6 +308,18 @@ def test_a_rate_over_little_time_is_marked_and_one_over_none_is_missing() -> Non
     assert group(report, "async").stats["eps"] is None
     text = render(report, "md")
     assert "| 100* |" in text and "| 100 |" in text and text.count("EPS*: over less than 5 s of training.") == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "own", "marks"), [(None, 499.0, "*"), (None, 500.0, ""), ("day 2", 499.0, ""), (None, None, "")]
+)
+def test_the_mark_of_a_rate_is_by_the_samples_that_it_counts(label: str | None, own: float | None, marks: str) -> None:
+    """A run from another run's checkpoint counts its own samples; a round counts all of its own."""
+    one = run("gba", 1, 0.8)
+    more = {"eps": 100.0, "samples_trained": 9000.0, **({} if own is None else {"samples_own": own})}
+    of_day = {"auc/day 2": 0.8, "eps/day 2": 100.0, "samples_trained/day 2": 600.0}
+    [found] = compare([replace(one, metrics={**one.metrics, **more, **of_day})], label=label).groups
+    assert found.marks == marks
 
 
 def test_a_model_that_is_worse_than_none_is_marked() -> None:

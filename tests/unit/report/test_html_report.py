@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -138,6 +139,21 @@ def test_it_has_the_answer_the_verdicts_and_every_chart() -> None:
     assert "gbactl train -m mode=gba seed=1,2,3" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "factor", "text"),
+    [
+        ("constant", 5.0, "W1 up to 5x slower, 0 to 5 s (seed 1)"), ("hog", 1.0, "W1 hog, 0 to 5 s (seed 1)"),
+        ("messages", 1.0, "W1 messages, 0 to 5 s (seed 1)"),
+    ],
+)  # fmt: skip
+def test_a_fault_without_a_factor_is_marked_by_its_kind(kind: str, factor: float, text: str) -> None:
+    found = result("gba", 0.8)
+    found["faults"] = {"plans": [{"kind": kind}], "acted": [{**found["faults"]["acted"][0], "factor": factor}]}
+    report = compare([run("gba", 1, 0.8)])
+    specs = specs_of(page(report, {report.groups[0].key: [curves_of("1", found)]}))
+    assert [mark["text"] for mark in rows_of(specs["AUC over seconds"], "slow")] == [text]
+
+
 def test_the_slow_worker_of_a_run_is_named_below_the_table_and_above_the_times_of_its_processes() -> None:
     times = {name: {"compute": seconds, "batches": 10} for name, seconds in (("W0", 1.0), ("W1", 4.0), ("W2", 1.0))}
     slow = {**result("gba", 0.8), "time": {"processes": times}}
@@ -235,6 +251,29 @@ def test_cells_average_what_lies_in_them() -> None:
     assert binned(points, [0.0, 0.5, 1.0, 4.0, 5.0])[:3] == [2.0, 2.0, 6.0]
     assert math.isnan(binned(points, [0.0, 4.0, 5.0])[1]) and math.isnan(binned([], [0.0, 1.0])[0])
     assert binned(points, [0.0, 4.0]) == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("present", "grey"),
+    [
+        (lambda n: True, (0, 0)), (lambda n: n < 20 or n >= 35, (4, 20 / 3)), (lambda n: n > 15, (0, 3)),
+        (lambda n: n < 25, (5, 10)), (lambda n: n % 3 == 2, (0, 0)),
+    ],
+    ids=["always there", "died and was replaced", "joined late", "died", "a batch takes three points"],
+)  # fmt: skip
+def test_a_worker_has_no_speed_while_it_finishes_no_batch(
+    present: Callable[[int], bool], grey: tuple[float, float]
+) -> None:
+    """A point is .2 s, and a cell a third of a second."""
+    found = result("gba", 0.8)
+    for n, point in enumerate(found["curve"], 1):
+        point["speeds"] = {"W0": 100.0, **({"W1": 100.0} if present(n) else {})}
+    report = compare([run("gba", 1, 0.8)])
+    rows = specs_of(page(report, {report.groups[0].key: [curves_of("1", found)]}))["gba, seed 1"]["data"]["values"]
+    without = [(row["begin"], row["until"]) for row in rows if row["process"] == "W1" and "speed" not in row]
+    assert (without[0][0], without[-1][1]) == pytest.approx(grey, abs=1e-5) if any(grey) else not without
+    assert len(without) == round(3 * (grey[1] - grey[0])) and len(rows) == 60
+    assert all(row.get("speed", 1.0) == 1.0 for row in rows)
 
 
 def test_incidents_are_placed_by_seconds_of_training() -> None:

@@ -13,7 +13,7 @@ from gbactl.errors import UsageError
 from gbactl.report.compare import compare
 from gbactl.report.report_command import ReportOptions, conditions, report, run_at, selected, sweep_table
 from gbactl.tracking.metrics_and_tags import ORIGIN
-from gbactl.tracking.mlflow_store import PARENT, Run
+from gbactl.tracking.mlflow_store import PARENT, TAKEN, Run
 from gbactl.tracking.run_description import MODE_TAG
 from tests.support.report_examples import run
 
@@ -108,6 +108,34 @@ def test_the_newest_and_those_of_a_sweep() -> None:
     assert [each.start_ms for each in selected(runs(), last=9)] == [1, 2, 3]
     assert [each.start_ms for each in selected(runs(), sweep="last")] == [2, 3]
     assert [each.start_ms for each in selected(runs(), sweep="aa", last=1)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("started", "times"),
+    [
+        ({"aaa": 1, "abb": 2, "ccc": 9}, [1, 3]), ({"aaa": 9, "abb": 9, "ccc": 8}, [2, 3]),
+        ({"aaa": 9, "abb": 2, "ccc": 8}, [1]), ({"ccc": 9}, [1, 3]), ({"aaa": 1, "ccc": 2}, [2, 3]),
+        (None, [1, 3]),
+    ],
+    ids=["it reused runs", "tie", "none reused", "others are gone", "another is gone", "tie of runs"],
+)  # fmt: skip
+def test_the_last_sweep_is_the_one_that_began_last(started: dict[str, int] | None, times: list[int]) -> None:
+    """Sweep ccc has trained nothing: its runs are one of aaa's and one of abb's."""
+    found = [
+        replace(each, tags={**each.tags, f"{TAKEN}ccc": "true"}) if each.start_ms != 2 else each for each in runs()
+    ]
+    assert [each.start_ms for each in selected(found, sweep="last", started=started)] == times
+
+
+def test_the_store_says_when_sweeps_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gbactl.report.report_command.read_runs", lambda *_: runs())
+    began = {"aaa": 9, "abb": 8}
+    monkeypatch.setattr(
+        "gbactl.report.report_command.read_start_times", lambda _, ids: {each: began[each] for each in ids}
+    )
+    said = list[str]()
+    report(replace(OPTIONS, uri="http://there", sweep="last", form="json"), said.append, said.append, said.append)
+    assert [each["key"] for each in json.loads(said[-1])["groups"]] == [["sync"]], "of sweep aaa"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -118,7 +119,7 @@ def test_without_a_baseline_there_is_none_to_reach() -> None:
 @pytest.mark.parametrize("form", [form for form in FORMATS if form not in ("csv", "json")])
 def test_formats_show_who_reached_it(form: str) -> None:
     text = " ".join(render(report("baseline"), form).split())
-    assert "1 of 2" in text and ("&gt;12.5" if form == "html" else ">12.5") in text
+    assert "1 of 2" in text and {"tex": r"\textgreater{}12.5"}.get(form, ">12.5") in text
     assert "A run that never reached it counts as longer" in text
 
 
@@ -155,6 +156,47 @@ def test_phases_add_up() -> None:
     assert curves.seconds == (2.5, 7.0)
     assert curves.auc == (0.6, 0.7)
     assert curves.staleness == {0: 1, 2: 3}
+
+
+FORKED = {
+    "phases": [
+        {"day": "day 0", "first_step": 0, "samples": 600, "staleness_histogram": {"0": 6}},
+        {"day": "day 1", "first_step": 6, "samples": 200, "staleness_histogram": {"0": 2}},
+        {"day": "day 1", "first_step": 8, "samples": 100, "staleness_histogram": {"1": 3}},
+        {"day": "day 2", "first_step": 9, "samples": 100, "staleness_histogram": {"1": 1, "4": 2}},
+    ],
+    "rounds": [
+        {"day": "day 1", "staleness_histogram": {"0": 2, "1": 3}},
+        {"day": "day 2", "staleness_histogram": {"1": 1, "4": 2}},
+    ],
+    "staleness_histogram": {"0": 8, "1": 4, "4": 2}, "samples": {"trained": 1000},
+    "wire": {"bytes": {"dense": 2000, "rows": 0}, "shared_memory": 400}, "checkpoint": {"resumed_at": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("since", "label", "staleness"),
+    [
+        (7.5, None, {1: 4, 4: 2}), (None, None, {1: 4, 4: 2}), (0.0, None, {0: 8, 1: 4, 4: 2}),
+        (7.5, "day 1", {0: 2, 1: 3}), (7.5, "day 2", {1: 1, 4: 2}), (7.5, "day 9", {1: 4, 4: 2}),
+    ],
+    ids=["another run's", "older", "in its own directory", "round of both", "own round", "unknown round"],
+)  # fmt: skip
+def test_a_resumed_run_has_staleness_of_its_own_gradients_or_a_rounds_and_bytes_since_then(
+    since: float | None, label: str | None, staleness: dict[int, int]
+) -> None:
+    """Bytes sent before a resume are not in a result, also where the run resumed in its own directory."""
+    result = {**FORKED, "time": {} if since is None else {"since_second": since}}
+    found = curves_of("1", result, label=label)
+    assert found.staleness == staleness
+    assert found.bytes_per_sample == {"dense": 10.0, "shared memory": 2.0}
+
+
+def test_a_report_of_one_round_has_the_staleness_of_that_round() -> None:
+    runs = [replace(each, metrics={**each.metrics, "auc/day 1": 0.7}) for each in (run("sync", 1, 0.7),)]
+    made = compare(runs, label="day 1")
+    curves, _ = read_curves("", runs, made, {runs[0].run_id: FORKED})
+    assert curves[("sync",)][0].staleness == {0: 2, 1: 3}
 
 
 def test_shares_are_over_all_runs_of_a_group() -> None:

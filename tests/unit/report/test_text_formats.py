@@ -43,6 +43,13 @@ def test_no_line_is_wider_and_no_number_is_cut(width: int) -> None:
     assert "..." not in text
 
 
+def test_the_keys_that_one_has_to_type_stay_whole() -> None:
+    names = [f"some-group.a_key_with_a_long_name_{n}" for n in range(3)]
+    runs = [run("gba", seed, 0.8, **dict.fromkeys(names, str(seed))) for seed in (1, 2)]
+    lines = render(compare(runs, by=["mode"]), "table").splitlines()
+    assert f"  mode,{','.join(names)}." in lines and max(map(len, lines)) > 80
+
+
 def test_markdown() -> None:
     assert render(report(), "md") == golden("report.md")
 
@@ -60,9 +67,17 @@ def test_a_minus_sign_in_tex_is_no_hyphen() -> None:
     assert "gba-1 & 1 & 0.79000 & $-$0.01000 &" in text
 
 
-def test_tex_escapes() -> None:
-    text = render(compare([run(r"a_b&50%#${}~^\x", 1, 0.8)]), "tex")
-    assert r"a\_b\&50\%\#\$\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}x & 1 & 0.80000 & " in text
+@pytest.mark.parametrize(
+    ("mode", "escaped"),
+    [
+        (r"a_b&50%#${}~^\x", r"a\_b\&50\%\#\$\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}x"),
+        ("sync>gba@day2<|", r"sync\textgreater{}gba@day2\textless{}\textbar{}"),
+        (">-1", r"\textgreater{}$-$1"),
+    ],
+    ids=["syntax", "signs that the default encoding lacks", "before a minus in math mode"],
+)
+def test_tex_escapes(mode: str, escaped: str) -> None:
+    assert f"{escaped} & 1 & 0.80000 & " in render(compare([run(mode, 1, 0.8)]), "tex")
 
 
 def test_csv_has_numbers_in_full_and_no_sentences() -> None:

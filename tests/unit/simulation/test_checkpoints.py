@@ -56,6 +56,20 @@ def test_the_rate_of_a_run_is_that_of_its_own_training_from_whatever_it_began(da
     assert rates[0] == pytest.approx(rates[1]), "interrupted, it goes on as the run that it was"
 
 
+def test_kills_that_were_due_before_the_checkpoint_are_not_repeated(data: Path, tmp_path: Path) -> None:
+    before, after = ({"kind": "kill", "workers": [1], "step": 2}, {"kind": "kill", "workers": [2], "step": 8})
+    saved = CheckpointConfig("full", interval_steps=4, keep=9, save_seconds=0.0)
+    base = run(dataclasses.replace(config("gba", faults=[before, after]), checkpoint=saved), data, tmp_path / "base")
+    assert [failed["process"] for failed in base["recovery"]] == ["W1", "W2"]
+    path = tmp_path / "base" / "checkpoints" / "cut-000001"
+    seconds = CheckpointFolder(path.parent).chain(path.name).last.position["seconds"]
+    early = {"kind": "kill", "workers": [3], "time": 0.9 * seconds}
+    for number, (plans, lost) in enumerate((([before, after], ["W2"]), ([before, early], []))):
+        values = {**config_at(CheckpointFolder(path.parent).chain(path.name)), "resume": str(path)}
+        again = run(from_dict({**values, "faults": {"plans": plans}}), data, tmp_path / str(number))
+        assert [failed["process"] for failed in again["recovery"]] == lost
+
+
 @pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
 def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Path) -> None:
     saved = CheckpointConfig(

@@ -122,6 +122,15 @@ def test_a_step_is_an_exact_point(data: Path, tmp_path: Path, mode: str, step: i
     assert result["phases"][1]["mode"] == "gba" and result["phases"][1]["first_step"] == result["phases"][0]["steps"]
 
 
+def test_a_switch_at_a_step_comes_also_where_its_drain_gives_gradients_up(data: Path, tmp_path: Path) -> None:
+    """They make no steps, so that the global step is not reached."""
+    cfg = config("async", cost=UNEVEN, faults=SLOW, switches=[at("step", 8, "gba")])
+    result = run(dataclasses.replace(cfg, switch=dataclasses.replace(cfg.switch, drain_seconds=0.0)), data, tmp_path)
+    assert [phase["mode"] for phase in result["phases"]] == ["async", "gba"]
+    assert result["phases"][0]["steps"] < 8 and result["phases"][1]["first_sample"] == 8 * 32
+    assert unchanged(tmp_path) == 1
+
+
 def test_a_step_of_backup_workers_is_an_exact_point_too(data: Path, tmp_path: Path) -> None:
     """How many batches make so many steps is not known before: the phase is told to stop when it is there."""
     cfg = config("hop_bw", cost=UNEVEN, faults=SLOW, switches=[at("step", 5, "bsp")], options={"backup": 1})

@@ -22,13 +22,14 @@ UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 
 
 def ask_at_random(
-    data: Path, folder: Path, seed: int, modes: tuple[str, ...], drain: float
+    data: Path, folder: Path, seed: int, modes: tuple[str, ...], drain: float, every: int | None = None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The result, and what was said of switches."""
+    """The result, and what was said of switches; with an evaluation after `every` so many samples of a day."""
     draw = random.Random(seed)
     cfg = config(
         draw.choice(modes), cost=UNEVEN, prefetch=("none", "data")[draw.randint(0, 1)], servers=draw.randint(1, 3)
     )
+    cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, eval_every=every))
     switch = dataclasses.replace(cfg.switch, prepare="all", drain_seconds=drain)
     events: list[Event] = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,13 +78,35 @@ def test_wishes_are_met(four_days: Path, tmp_path: Path) -> None:
     assert min(count) >= 2
 
 
+def test_a_wish_during_an_evaluation_of_the_last_day_is_met(data: Path, tmp_path: Path) -> None:
+    """It has samples left to train then."""
+    cfg = config("async", cost=UNEVEN)
+    cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, eval_every=700))
+    events: list[Event] = []
+    cluster = VirtualCluster(cfg, open_dataset(data), tmp_path, events.append)
+    core = cluster.coordinator.core
+    serve = core.run.serve_evaluation
+
+    def asked() -> None:
+        if not any(event.name == "switch" for event in events):
+            core.switch.ask({"id": 1, "mode": {"name": "gba", "prefetch": "none", "local_batch": 32}})
+        serve()
+
+    core.run.serve_evaluation = asked  # type: ignore[method-assign]
+    result = cluster.run()
+    assert [event.fields["state"] for event in events if event.name == "switch"] == ["accepted", "done"]
+    assert [phase["mode"] for phase in result["phases"]][:2] == ["async", "gba"]
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("drain", [30.0, 0.0])
+@pytest.mark.parametrize("every", [None, 250])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_asked_comes_out_again(
-    four_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, drain: float
+    four_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, every: int | None, drain: float
 ) -> None:
-    result, said = ask_at_random(four_days, tmp_path, 100 + seed, SERVED, drain)
+    """Also where an evaluation was meant to end a phase, and a wish ends it before."""
+    result, said = ask_at_random(four_days, tmp_path, 100 + seed, SERVED, drain, every)
     assert any(each["state"] == "done" for each in said)
     monkeypatch.setattr("gbactl.replay.replay_command.prepare", lambda *_: four_days)
     verdict = replay(tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.tracking.metrics_and_tags import (
+    OWN_SAMPLES,
     config_hash,
     git_tags,
     logged_name,
@@ -51,6 +52,21 @@ RESULT = {
     ],
     "status": "FINISHED",
 }
+
+
+@pytest.mark.parametrize(
+    ("resumed_at", "since", "own"),
+    [(8, 7.5, 200.0), (8, None, 200.0), (8, 0.0, None), (None, 0.0, None), (None, None, None)],
+)
+def test_samples_of_its_own_where_a_run_began_from_another_runs_checkpoint(
+    resumed_at: int | None, since: float | None, own: float | None
+) -> None:
+    """As eps counts them: in its own directory a run goes on with its own samples."""
+    result = {
+        "phases": [{"first_step": step, "samples": samples} for step, samples in ((0, 800), (8, 150), (9, 50))],
+        "checkpoint": {"resumed_at": resumed_at}, "time": {} if since is None else {"since_second": since},
+    }  # fmt: skip
+    assert metrics_of(result) == ({} if own is None else {OWN_SAMPLES: own})
 
 
 def test_metrics_by_name() -> None:
@@ -175,5 +191,5 @@ def test_names_of_older_runs_stay(plain: str) -> None:
 
 def test_every_final_metric_is_in_a_group_or_among_the_five_without_one() -> None:
     told = {"sync_gap": {"mean": 2.5}, "elp": 512, "exchanges": 7, "distance": [[0.5, 2.0]]}
-    found = [*metrics_of(RESULT), *metrics_of({"replicas": told})]
+    found = [OWN_SAMPLES, *metrics_of(RESULT), *metrics_of({"replicas": told})]
     assert [name for name in map(logged_name, found) if not is_grouped(name)] == []

@@ -18,6 +18,7 @@ from gbactl.tracking.mlflow_store import (
     ensure_store,
     experiment_id,
     read_runs,
+    read_start_times,
     sqlite_path,
     tracking_uri,
 )
@@ -93,6 +94,15 @@ def test_an_experiment_s_description_links_to_the_published_documentation(
     )
     monkeypatch.syspath_prepend(str(published.parent.parent))
     assert "(https://example.org/gbactl/how-to/compare-in-mlflow/)." in description(uri, "after")
+
+
+def test_start_times_are_those_of_runs_that_the_store_has() -> None:
+    uri = tracking_uri()
+    ensure_store(uri)
+    client = connect(uri)
+    experiment = experiment_id(client, "sweeps", uri)
+    ids = [client.create_run(experiment, start_time=start).info.run_id for start in (7, 9)]
+    assert read_start_times(uri, [*ids, "gone"]) == dict(zip(ids, (7, 9), strict=True))
 
 
 def test_the_package_imports_neither_mlflow_nor_torch() -> None:

@@ -87,6 +87,11 @@ def test_the_command_runs_again_in_a_directory_of_its_own() -> None:
     again = "gbactl train experiment=smoke mode=gba mode.iota=3 seed=1 +tracking.tags.a=b"
     assert CommandLine("train", SMOKE).text == again
     assert CommandLine("train", ("faults.plans=[{kind: kill}]",)).text == "gbactl train 'faults.plans=[{kind: kill}]'"
+    fork = CommandLine("switch", ("resume=runs/base", "mode=gba", "run_dir=runs/fork"))
+    assert fork.text == "gbactl switch resume=runs/base mode=gba run_dir=runs/fork", "else it would go on in runs/base"
+    again = CommandLine("train", ("resume=runs/a", "tracking.enabled=false"))
+    assert again.retyped(fork.text).overrides == (*fork.overrides, "tracking.enabled=false")
+    assert again.retyped(again.retyped(fork.text).text) == again.retyped(fork.text)
 
 
 def test_the_configuration_fits_into_a_tag_and_long_values_stay_different() -> None:

@@ -115,6 +115,26 @@ def test_the_page_names_each_model_that_misses_the_published_auc_or_loses_auc_in
     assert "with six of the eight models; with `dlrm` it is .00054 lower" in page
 
 
+@pytest.mark.parametrize("part", ["synthetic", "sequences"])
+def test_the_pages_figures_of_synthetic_data_are_those_of_the_runs(part: str) -> None:
+    page = (EXPERIMENTS.parent / "docs" / "studies" / "models.md").read_text()
+    cells = write_models.STUDY.found(part)
+    for name in {write_models.model(cell) for cell in cells}:
+        row = rf"^\| `{name}` \| (\.\d+) \| (\.\d+) \| \.\d+ \| \**(-?\.\d+) ± (\.\d+)"
+        [(rate, *shown)] = re.findall(row, page, re.MULTILINE)
+        here = write_models.of_model(cells, name)
+        values = by_line(here, "mode", lambda result: float(result["auc"]))
+        lost = against(values, "gba", "sync")
+        assert (
+            lost is not None and lost.half is not None and {float(c.options["optim.lr"]) for c in here} == {float(rate)}
+        )
+        found = (fmean(values["sync"].values()), lost.mean, lost.half)
+        assert shown == [
+            f"{value:.{len(text.partition('.')[2])}f}".replace("0.", ".", 1)
+            for value, text in zip(found, shown, strict=True)
+        ]
+
+
 def test_the_table_of_what_was_tried_names_the_weight() -> None:
     done = study_results.Done
     cells = [done({"seed": "0"}, {"auc": 0.9762}, Path()),

@@ -45,6 +45,14 @@ def while_polling(hub: Any, act: Callable[[], Any]) -> tuple[Any, list[tuple[Any
         thread.join(SECONDS)
 
 
+def refusals(hub: SocketHub) -> int:
+    """How often a hub has refused somebody, who may know it before the hub has counted it."""
+    deadline = time.monotonic() + SECONDS
+    while not hub.refused and time.monotonic() < deadline:
+        hub.poll(0.01)
+    return sum(hub.refused.values())
+
+
 def dial(hub: SocketHub) -> socket.socket:
     """A raw connection to a hub's listener."""
     host, port = hub.address.rsplit(":", 1)

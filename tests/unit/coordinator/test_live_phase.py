@@ -17,6 +17,7 @@ from gbactl.coordinator.statistics import Statistics
 from gbactl.coordinator.training_phase import StagedSlices, TrainingPhase
 from gbactl.errors import AccountingError, ClusterError, WireError
 from gbactl.policies.async_and_bsp import AsyncPolicy
+from gbactl.policies.gba import GbaOptions
 from gbactl.policies.policy import Grant, Phase, Policy, make
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.wire.auth import Peer
@@ -49,7 +50,7 @@ class Setting:
 
     def __init__(
         self, folder: Path, samples: int = 20, mode: str = "gba", ahead: bool = False, kind: type[Policy] | None = None,
-        workers: int = 2,
+        workers: int = 2, options: GbaOptions | None = None,
     ) -> None:  # fmt: skip
         self.path = folder / "events.log"
         self.members = Membership(workers, servers=2)
@@ -61,7 +62,7 @@ class Setting:
                 self.members.hello(channel, Hello(role, index, ""))
         self.statistics = Statistics()
         begun = Phase(samples, 4, 8, 0, tuple(range(workers)), prefetch="data" if ahead else "none")
-        policy = make(mode, begun) if kind is None else kind(begun, kind.Options())
+        policy = make(mode, begun, options) if kind is None else kind(begun, kind.Options())
         self.waiting: deque[int] = deque()
         self.log = EventLog(self.path, {})
         phase = TrainingPhase(policy, lambda finished: 1.0 / (1 + finished), self.statistics)
@@ -102,15 +103,18 @@ def test_a_full_buffer_is_one_order_to_every_server_after_the_journal(at: Settin
     assert kinds == [GrantRecord, GrantRecord, AnnounceRecord, AnnounceRecord, OrderRecord]
 
 
-def test_an_order_says_what_a_short_batch_counts_and_that_weights_are_what_is_divided_by(tmp_path: Path) -> None:
-    at = Setting(tmp_path, samples=11)
+@pytest.mark.parametrize("accepted", [False, True])
+def test_an_order_says_what_a_short_batch_counts_and_whether_weights_are_what_is_divided_by(
+    tmp_path: Path, accepted: bool
+) -> None:
+    at = Setting(tmp_path, samples=11, options=GbaOptions(divisor="accepted" if accepted else "M"))
     for batch in range(3):
         at.training.take(0)
         at.announce(0, batch)
     at.training.finish()
     assert [(each.order.accepted, each.order.shares) for each in at.of("S0", OrderStep)] == [
-        (False, ()),
-        (True, (0.75,)),
+        (accepted, ()),
+        (accepted, (0.75,)),
     ]
 
 

@@ -124,7 +124,7 @@ def test_the_end_applies_what_is_left_over() -> None:
     driven(phase, Take(0), announced(0, 0))
     assert not phase.closed
     [left] = driven(phase, FinishRecord())
-    assert left == ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0, accepted=True), 1.0) and phase.closed
+    assert left == ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0), 1.0) and phase.closed
 
 
 @given(

@@ -231,7 +231,7 @@ class StartingPoint:
             return cls(chain)
         earlier = read_result(own)
         same = "origin" in earlier and not any(own.glob(run_dirs.CHANGED)) and _unchanged(cfg, chain)
-        return cls(chain, True, run_dirs.tracked_as(own) or "", earlier if same else None)
+        return cls(chain, True, str(earlier.get("run_id") or ""), earlier if same else None)
 
     def run_dir(self, cfg: RunConfig) -> Path:
         """Return the run's directory: the resumed run's, or a new one."""

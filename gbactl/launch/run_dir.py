@@ -33,7 +33,7 @@ FAULTS = "faults.json"
 REPORT = "report.html"
 LOG = "events.log"
 LOCK = ".run.lock"
-FILES = ("logs", CONFIG, RESULT, LOG, AUTO_FILE)  # of each start of a run
+FILES = ("logs", RESULT, LOG, AUTO_FILE)  # of each start of a run, beside its configuration
 CHANGED = "config.*.yaml"  # configurations of earlier starts, where a later one has changed something
 ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 
@@ -77,7 +77,7 @@ def reopen(path: Path, cfg: RunConfig, unchanged: bool) -> None:
     """Reopen a run's directory to resume it; earlier files are kept under numbered names.
 
     The configuration stays where it is if it is `unchanged`."""
-    set_aside(path, ("logs", RESULT, LOG, AUTO_FILE) if unchanged else FILES)
+    set_aside(path, FILES if unchanged else (*FILES, CONFIG))
     with room_needed(path):
         _fill(path, cfg)
 
@@ -91,7 +91,7 @@ def _fill(path: Path, cfg: RunConfig) -> None:
         (path / CONFIG).write_text(_as_yaml(cfg))
 
 
-def set_aside(path: Path, files: Sequence[str] = FILES) -> None:
+def set_aside(path: Path, files: Sequence[str] = (*FILES, CONFIG)) -> None:
     """Give the files of a run's earlier start numbered names."""
     part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
     for name in files:
@@ -231,7 +231,7 @@ def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any
     """Build the result of a killed run from what MLflow knows of it."""
     seed, tags = run.data.params.get("seed", ""), run.data.tags
     return {
-        "mode": tags.get("gbactl.mode"), "origin": tags.get(ORIGIN), "command": tags.get(COMMAND), 
+        "mode": tags.get("gbactl.mode"), "origin": tags.get(ORIGIN), "command": tags.get(COMMAND),
         "seed": int(seed) if seed.isdecimal() else None, "status": "KILLED", "error": "the launcher was killed",
         "reached": reached, "run_dir": str(run_dir), "run_id": run.info.run_id,
     }  # fmt: skip

@@ -158,8 +158,9 @@ def compare(
     with_verdicts = tuple(replace(group, verdict=verdict) for group, verdict in found)
     more = (tuple(slowed), on, varied, tuple(failed), scale.margin)
     rounds = _rounds(usable[0]) if len(usable) == 1 else ()
-    made = Report(keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds, free=free)
-    return replace(made, label=label)
+    return Report(
+        keys, columns, with_verdicts, chosen, tuple(left_out), below, *more, rounds=rounds, free=free, label=label
+    )
 
 
 def last_round(runs: Sequence[Run]) -> str | None:

@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: demo install test test-slow check docs bench curves fuzz audit calibration advise frappe gba-claims prefetch models map tuning mechanism shadowsync switching cpr precision hosts scale soak slurm-cluster screenshots vega ui clean help
 
-demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 minutes)
+demo: install ## install, train a base in sync, go on with a slow worker in sync, async and gba, compare (3 to 5 minutes)
 	$(BIN)/gbactl train -m $(DEMO) seed=$(SEEDS) 'run_dir=runs/demo/base-$${seed}' $(QUIET)
 	$(BIN)/gbactl train $(GO_ON) 'run_dir=runs/demo/sync-$${seed}' $(QUIET)
 	$(BIN)/gbactl switch $(GO_ON) 'run_dir=runs/demo/$${switch.schedule.0.to}-$${seed}' \

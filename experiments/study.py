@@ -180,14 +180,14 @@ class Record:
     def add(self, cell: Cell, version: str, seconds: float, result: Mapping[str, Any]) -> None:
         """Write a cell's figures in place of earlier ones."""
         line = {"code": version, "part": cell.part, "overrides": list(cell.overrides), "base": list(cell.base)}
-        self.lines[cell.overrides] = {**line, "took": round(seconds, 1), "result": figures(own_phases(result))}
+        self.lines[cell.overrides] = {**line, "took": round(seconds, 1), "result": figures(without_base_phases(result))}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(each) + "\n" for each in self.lines.values()))
         partial.replace(self.path)
 
 
-def own_phases(result: Mapping[str, Any]) -> dict[str, Any]:
+def without_base_phases(result: Mapping[str, Any]) -> dict[str, Any]:
     """Leave the phases of its base out of a result, and add the mean staleness of each, in steps, as staleness_mean."""
     return {**result, "phases": [_with_staleness(phase) for phase in phases_since_resume(result)]}
 

@@ -65,7 +65,7 @@ def eps_ratio(result: Mapping[str, Any], sync: Mapping[str, Any]) -> float:
 
 def eps(result: Mapping[str, Any]) -> float:
     """Samples trained per second in the days after the base."""
-    phases = study.own_phases(result)["phases"]
+    phases = study.without_base_phases(result)["phases"]
     return float(sum(phase["samples"] for phase in phases) / sum(phase["seconds"] for phase in phases))
 
 

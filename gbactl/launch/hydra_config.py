@@ -345,7 +345,8 @@ def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
     free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")
     for text in arguments:
         if made and made[-1] in CONFIG_DIR:
-            made[-1] = f"{SEARCH_PATH}[{as_override(Path(text).resolve().as_uri())}]"
+            folder = as_override(f"file://{Path(text).resolve()}")  # not as_uri(): Hydra takes %20 as it is
+            made[-1] = f"{SEARCH_PATH}[{folder}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _with_new_keys_allowed(text.split("=", 1))
         else:

@@ -140,9 +140,10 @@ def test_files_of_a_folder_are_found_by_groups_schedules_and_names(tmp_path: Pat
         assert compose([searched, f"experiment={name}", "mode.size=3"]).mode.options == {"size": 3}
         with pytest.raises(ConfigError, match=r"has no key sise; keys are: .*, size\. Did you mean size\?"):
             compose([searched, f"experiment={name}", "mode.sise=3"])
-    (tmp_path / "own" / "data").mkdir(parents=True)
-    (tmp_path / "own" / "data" / "mine.yaml").write_text("name: mine\ntarget: own_parts.Reader\npath: a\n")
-    for own in (("--config-dir", f"{tmp_path}/own"), (f"--config-dir={tmp_path}/own",)):
+    folder = tmp_path / "own, é"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "mine.yaml").write_text("name: mine\ntarget: own_parts.Reader\npath: a\n")
+    for own in (("--config-dir", str(folder)), (f"--config-dir={folder}",)):
         both = compose([searched, *own, "mode=pairs", "data=mine"])
         assert (both.mode.name, both.data["target"]) == ("pairs", "own_parts.Reader")
     switched = compose([searched, "mode=sync", "switch.schedule=[{at: {day: 1}, to: pairs}]"])

@@ -43,10 +43,11 @@ from gbactl.wire.messages import Event
 def on_virtual_cluster(cfg: RunConfig) -> RunConfig:
     """Return the configuration on the virtual cluster, whatever cluster was configured. Raises ConfigError.
 
-    Checkpoints are left out unless the fault plan kills or stops processes."""
+    Checkpoints are left out unless the fault plan kills or stops processes. Evaluations within a day are left out: each
+    would end a phase, and the phases are the parts of an advice."""
     checkpoint = cfg.checkpoint if cfg.fault_plan().has_failures else CheckpointConfig()
-    cluster = replace(cfg.cluster, name="virtual", options={})
-    return check(replace(cfg, cluster=cluster, checkpoint=checkpoint))
+    cluster, train = replace(cfg.cluster, name="virtual", options={}), replace(cfg.train, eval_every=None)
+    return check(replace(cfg, cluster=cluster, train=train, checkpoint=checkpoint))
 
 
 def in_mode(cfg: RunConfig, mode: str) -> RunConfig:

@@ -102,7 +102,7 @@ def _prepared(overrides: tuple[str, ...]) -> Dataset:
 
 
 # any number of workers divides the global batch: the mode is not what is checked
-BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode", "train.", "experiment=", "resume=")
+BATCHES, CHOICES = ("mode=async", "mode.local_batch=1"), ("mode=", "mode.", "train.", "experiment=", "resume=")
 
 
 @click.command("doctor", context_settings=WITH_OVERRIDES)

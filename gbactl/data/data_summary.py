@@ -137,9 +137,9 @@ def overview(dataset: Dataset) -> Text:
 
 def _printed(*parts: RenderableType) -> None:
     """Print to the terminal, or 80 columns wide on a pipe."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=WIDTH, highlight=False, soft_wrap=False)
+        console.width = WIDTH
     console.print(Group(*parts))
 
 

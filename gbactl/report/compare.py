@@ -135,7 +135,7 @@ def compare(
     """
     on, named = plain_name(on), {name for run in runs for name in run.metrics}
     runs = [_completed(run) for run in (runs if label is None else _of_round(runs, label))]
-    usable, left_out = _usable(runs, on)
+    usable, left_out = _usable(runs, on, by or ())
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
     _check_metrics(runs, [on] if on != "auc" else [], "--on")
     _check_metrics(usable, metrics, "--metric")
@@ -296,19 +296,20 @@ def _is_short(run: Run) -> bool:
     return bool(rate) and trained is not None and trained < SHORT_SECONDS * (rate or 0.0)
 
 
-def _usable(runs: Sequence[Run], on: str) -> tuple[list[Run], list[ExcludedRun]]:
+def _usable(runs: Sequence[Run], on: str, by: Sequence[str]) -> tuple[list[Run], list[ExcludedRun]]:
     """Split runs into usable and excluded ones.
 
-    Usable is the newest finished run of every configuration (seed included) with a value of the metric `on`."""
+    Usable is the newest finished run of every configuration (seed included) with a value of the metric `on`; runs with
+    different values of the keys or tags `by` do not repeat each other."""
     left_out: list[ExcludedRun] = []
-    newest: dict[tuple[str, Configuration], Run] = {}
+    newest: dict[tuple[str, Configuration, Key], Run] = {}
     for run in sorted(runs, key=lambda run: run.start_ms):
         if run.status != "FINISHED":
             left_out.append(ExcludedRun(run.label, run.status))
         elif not math.isfinite(run.metrics.get(on, math.nan)):
             left_out.append(ExcludedRun(run.label, f"no {'AUC' if on == 'auc' else on}"))
         else:
-            same = value_of(run, "mode"), configuration(run, ("mode", "mode.name"))
+            same = value_of(run, "mode"), configuration(run, ("mode", "mode.name")), _values(run, tuple(by))
             older = newest.pop(same, None)
             if older is not None:
                 left_out.append(ExcludedRun(older.label, f"repeated by {run.label}, which is newer"))

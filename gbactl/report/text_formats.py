@@ -312,8 +312,9 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
     out = io.StringIO()
     # in a notebook, Rich displays what it prints, unless force_jupyter is False
     console = Console(
-        file=out, width=1000, force_terminal=colour, force_jupyter=False, no_color=not colour, highlight=False
-    )
+        file=out, width=1000, force_terminal=colour, force_jupyter=False, no_color=not colour, highlight=False,
+        markup=False, emoji=False,
+    )  # fmt: skip
     for columns in grids(report).values():
         for block in _blocks(columns, width):
             console.print(_table(block))

@@ -198,6 +198,13 @@ def test_an_allocation_that_ends_with_a_node_is_noted(
     assert [(check.name, check.essential) for check in notes] == [("note", False)] * warned
 
 
+@pytest.mark.parametrize("typed", ["model.dim=8", "mode.local_batch=256"])
+def test_the_batches_of_a_mode_are_checked_only_if_they_were_typed(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", ())
+    outcome = CliRunner().invoke(commands_before_training.doctor, ["cluster.workers=3", typed])
+    assert outcome.exit_code == typed.startswith("mode."), outcome.output
+
+
 @pytest.mark.quick(6)
 @remote
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_a_configuration_moves_to_the_virtual_cluster_and_to_another_mode() -> N
     assert not cfg.engine.real and cfg.cluster.workers == 4
     assert in_mode(cfg, "gba").mode.options["iota"] == 3 and in_mode(cfg, "sync") is cfg
     assert on_virtual_cluster(compose(["experiment=demo"])).checkpoint.name == "none"
+    assert on_virtual_cluster(compose(["train.eval_every=2048"])).train.eval_every is None, "the phases are the parts"
     assert on_virtual_cluster(compose(["faults=kill_server"])).checkpoint.name == "cpr"
     slowed = in_mode(compose(["cluster=virtual", "faults=one_slow"]), "sync")
     assert slowed.fault_plan() and base_config(slowed, Path("base"), 1).faults == FaultsConfig(), "a base has no faults"

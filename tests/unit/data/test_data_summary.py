@@ -52,12 +52,13 @@ def test_describe_fits_80_columns_and_names_everything(overrides: list[str]) -> 
 def test_long_names_of_fields_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["field_" + letter * 54 for letter in "xy"]
     field = {"cardinality": 10**6, "distinct": 10**6, "top_id_share": 1.0, "top_1_percent_share": 1.0, "pooling": ""}
-    fields = [{**field, "name": name, "table": names[0]} for name in (*names, "z")]
+    fields = [{**field, "name": name, "table": names[0]} for name in (*names, "z[/z]")]
     _printed(fields_table({"fields": [*fields, {**field, "name": "w", "table": "w"}]}))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and not any("\u2026" in line for line in lines)
     cells = [cell for line in lines for cell in line.split()]
     assert [sum(cell.count(letter) for cell in cells) for letter in "xy"] == [54 * 3, 54]
+    assert "z[/z]" in cells
 
 
 def test_json_is_json_alone(overrides: list[str]) -> None:

@@ -82,6 +82,12 @@ def test_a_tag_beside_a_parameter() -> None:
     assert group(report, "gba", "16").difference.mean == pytest.approx(0.05)
 
 
+def test_runs_that_differ_in_the_tag_alone_do_not_repeat_each_other() -> None:
+    runs = [tagged(run("sync", seed, 0.8), name) for name in "ab" for seed in (1, 2)]
+    report = compare(runs, by=["tags.takes_over"], baseline="a")
+    assert [(each.key, len(each.runs)) for each in report.groups] == [(("a",), 2), (("b",), 2)] and not report.left_out
+
+
 def test_an_unknown_tag_says_which_there_are() -> None:
     with pytest.raises(UsageError, match=r"No run has the tag nope\. Type --by with some of: tags\.takes_over$"):
         compare(runs(), by=["tags.nope"])

@@ -58,6 +58,12 @@ def test_markdown_escapes_pipes() -> None:
     assert r"| a\|b | 1 |" in render(compare([run("a|b", 1, 0.8)]), "md")
 
 
+def test_brackets_and_colons_of_a_value_are_no_markup_of_the_table() -> None:
+    paths = ("[/a.gz,/b.gz]", "[/b.gz]", "[bold]:smile:")
+    text = render(compare([run("sync", 1, 0.8, data__path=path) for path in paths]), "table")
+    assert all(f"data.path={path.replace(',', ', ')}" in text or path in text for path in paths), text
+
+
 def test_tex() -> None:
     assert render(report(), "tex") == golden("report.tex")
 

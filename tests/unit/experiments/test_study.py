@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -292,3 +293,22 @@ def test_what_is_recorded_is_not_trained_again(record: Path) -> None:
     assert {cell.overrides for cell in cells if lines.has(cell)} | {
         key for key, line in lines.lines.items() if line["part"] == "trials"
     } == set(lines.lines)
+
+
+@pytest.mark.parametrize(
+    ("page", "part", "chosen", "phrase"),
+    [
+        ("switching", "switching/both_ways", "after=d1 line=sync", "{} below the best possible AUC after 5 days"),
+        ("switching", "switching/both_ways", "after=d7 line=sync", "after 5 days, and {} after 9 days"),
+        ("shadowsync", "switching/adagrad", "after=d1 line=sync", "`sync` is {} below the best possible AUC"),
+        ("tuning", "map/rate", "optim.lr=0.002", "rate .002 is {} below the best possible AUC"),
+    ],
+)
+def test_a_page_says_how_far_sync_is_from_the_best_possible_auc(page: str, part: str, chosen: str, phrase: str) -> None:
+    record, _, name = part.partition("/")
+    wanted = study_results.options(["mode=sync", *chosen.split()]).items()
+    cells = study_results.Results(EXPERIMENTS / record / "sweep.yaml").found(name)
+    found = [cell.result for cell in cells if wanted <= cell.options.items()]
+    gap = statistics.fmean(result["best_possible_auc"] - result["auc"] for result in found)
+    text = (EXPERIMENTS.parent / "docs" / "studies" / f"{page}.md").read_text()
+    assert phrase.format(f"{gap:.3f}".lstrip("0")) in text

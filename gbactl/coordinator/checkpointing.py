@@ -153,7 +153,7 @@ class Checkpointing:
     @property
     def trained(self) -> bool:
         """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
-        return self.restored_position.stopped_early
+        return self.restored_position.stopped_early(self.run.cfg.train.patience)
 
     def save_last(self) -> Flow[None]:
         """Save the final model after training; give up a checkpoint in progress unless its files are all written.

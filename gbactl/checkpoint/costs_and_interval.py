@@ -61,16 +61,21 @@ class CostEstimate:
 
         `steps`: the interval where it is configured in steps, whose seconds are not known yet."""
         part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
-        often, where = f"{self.interval:,.0f} s", ""
+        often, where = _seconds(self.interval), ""
         if steps is not None:
             often, where = f"{steps} steps", ", not at those but at the intervals that follow from the costs"
-            part, whole = f"{part} at {self.partial_interval:,.0f} s", f"{whole} at {self.full_interval:,.0f} s"
+            part, whole = f"{part} at {_seconds(self.partial_interval)}", f"{whole} at {_seconds(self.full_interval)}"
         cheaper = ", the cheaper one" if self.full_overhead <= self.partial_overhead else ""
         choice = f"{self.recovery} recovery{cheaper}, saved every {often}"
         if not expected:
             return choice
         pls = f", expected PLS {self.expected_pls:.3g}" if self.recovery == "partial" else ""
         return f"{choice} (expected overhead{where}: partial recovery {part}, full {whole}{pls})"
+
+
+def _seconds(value: float) -> str:
+    """Format seconds; the short intervals of virtual runs get three significant digits."""
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.3g} s"
 
 
 def estimate(

@@ -88,6 +88,7 @@ def test_an_interval_that_is_set_is_taken() -> None:
     assert found.partial_overhead == partial_overhead(REFERENCE, 600.0) / REFERENCE.job
     assert found.full_overhead == full_overhead(REFERENCE, 600.0) / REFERENCE.job
     assert "every 600 s (expected overhead: partial" in found.sentence()
+    assert "every 0.0302 s (expected" in estimate_of(CheckpointConfig("cpr", interval_seconds=0.03021), 8).sentence()
 
 
 def test_what_is_expected_at_an_interval_in_steps_is_said_to_be_of_another() -> None:

@@ -101,8 +101,9 @@ def estimate(
 class SaveSchedule:
     """Schedule of a job's checkpoint saves: their interval, and which rows each of them contains.
 
-    `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
-    configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last)."""
+    `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, a multiple
+    of `parts`, where it is configured in steps. A whole save comes every `base_every` intervals (0: never, but for the
+    last)."""
 
     parts: int
     seconds: float
@@ -120,7 +121,7 @@ class SaveSchedule:
     @property
     def steps_between(self) -> int | None:
         """Steps between two saves; None unless the interval is configured in steps."""
-        return None if self.every_steps is None else max(1, self.every_steps // self.parts)
+        return None if self.every_steps is None else self.every_steps // self.parts
 
     @property
     def seconds_between(self) -> float:
@@ -159,7 +160,8 @@ def save_schedule_of(config: CheckpointConfig, servers: int) -> SaveSchedule:
     Rows are chosen where the variant does that and partial recovery pays."""
     found = estimate_of(config, servers)
     parts = _parts(config) if found.recovery == "partial" else 1
-    return SaveSchedule(parts, found.interval, config.interval_steps, config.base_every)
+    steps = config.interval_steps and max(1, config.interval_steps // parts) * parts
+    return SaveSchedule(parts, found.interval, steps, config.base_every)
 
 
 @dataclass(frozen=True)

@@ -61,16 +61,21 @@ class CostEstimate:
 
         `steps`: the interval where it is configured in steps, whose seconds are not known yet."""
         part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
-        often, where = f"{self.interval:,.0f} s", ""
+        often, where = _seconds(self.interval), ""
         if steps is not None:
             often, where = f"{steps} steps", ", not at those but at the intervals that follow from the costs"
-            part, whole = f"{part} at {self.partial_interval:,.0f} s", f"{whole} at {self.full_interval:,.0f} s"
+            part, whole = f"{part} at {_seconds(self.partial_interval)}", f"{whole} at {_seconds(self.full_interval)}"
         cheaper = ", the cheaper one" if self.full_overhead <= self.partial_overhead else ""
         choice = f"{self.recovery} recovery{cheaper}, saved every {often}"
         if not expected:
             return choice
         pls = f", expected PLS {self.expected_pls:.3g}" if self.recovery == "partial" else ""
         return f"{choice} (expected overhead{where}: partial recovery {part}, full {whole}{pls})"
+
+
+def _seconds(value: float) -> str:
+    """Format seconds; the short intervals of virtual runs get three significant digits."""
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.3g} s"
 
 
 def estimate(
@@ -96,8 +101,9 @@ def estimate(
 class SaveSchedule:
     """Schedule of a job's checkpoint saves: their interval, and which rows each of them contains.
 
-    `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
-    configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last)."""
+    `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, a multiple
+    of `parts`, where it is configured in steps. A whole save comes every `base_every` intervals (0: never, but for the
+    last)."""
 
     parts: int
     seconds: float
@@ -115,7 +121,7 @@ class SaveSchedule:
     @property
     def steps_between(self) -> int | None:
         """Steps between two saves; None unless the interval is configured in steps."""
-        return None if self.every_steps is None else max(1, self.every_steps // self.parts)
+        return None if self.every_steps is None else self.every_steps // self.parts
 
     @property
     def seconds_between(self) -> float:
@@ -154,7 +160,8 @@ def save_schedule_of(config: CheckpointConfig, servers: int) -> SaveSchedule:
     Rows are chosen where the variant does that and partial recovery pays."""
     found = estimate_of(config, servers)
     parts = _parts(config) if found.recovery == "partial" else 1
-    return SaveSchedule(parts, found.interval, config.interval_steps, config.base_every)
+    steps = config.interval_steps and max(1, config.interval_steps // parts) * parts
+    return SaveSchedule(parts, found.interval, steps, config.base_every)
 
 
 @dataclass(frozen=True)

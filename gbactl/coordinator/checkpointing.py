@@ -129,7 +129,7 @@ class Checkpointing:
         if self.enabled:
             self._due = run.hub.now() + self.schedule.seconds_between
             sentence = self.estimate.sentence(self.schedule.every_steps, job_named(run.cfg.checkpoint))
-            run.send_event("checkpoint", {"state": "planned", **asdict(self.estimate), "sentence": sentence})
+            run.send_event("checkpoint", {"state": "planned", **self._expected, "sentence": sentence})
         if self.resumed is not None and run.home == "replicas" and not run.taking_over:
             sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
             run.send_event("checkpoint", {"state": "resumed", "sentence": sentence})
@@ -153,7 +153,7 @@ class Checkpointing:
     @property
     def trained(self) -> bool:
         """Whether the job resumed from the final checkpoint of a training that early stopping had ended."""
-        return self.restored_position.stopped_early
+        return self.restored_position.stopped_early(self.run.cfg.train.patience)
 
     def save_last(self) -> Flow[None]:
         """Save the final model after training; give up a checkpoint in progress unless its files are all written.
@@ -175,13 +175,19 @@ class Checkpointing:
         self.poll()
         return self._open is None
 
+    @property
+    def _expected(self) -> dict[str, Any]:
+        """Fields of the estimate; None for those at the run's interval where it is in steps, of unknown seconds."""
+        unknown = {} if self.schedule.every_steps is None else {"interval": None, "expected_pls": None}
+        return {**asdict(self.estimate), **unknown}
+
     def summary(self) -> dict[str, Any]:
         """Checkpoint fields of result.json."""
         if not self.enabled and self.resumed is None:
             return {}
         state, unsaved = self.state, self.unsaved
         fields = {
-            "name": self.run.cfg.checkpoint.name, **asdict(self.estimate),
+            "name": self.run.cfg.checkpoint.name, **self._expected,
             "saved": state.done, "failed": state.failed, "bytes": state.bytes, "seconds": state.seconds,
             "pls": unsaved.pls.total, "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,

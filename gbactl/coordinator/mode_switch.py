@@ -399,12 +399,12 @@ class ModeSwitch:
         return self._worker_obstacle(cfg) or switch_obstacle(self.run.cfg, cfg)
 
     def ended(self) -> None:
-        """Answer a pending `gbactl switch` request at the end of the run."""
+        """Report that a pending `gbactl switch` request, or the next scheduled switch, comes after the run's end."""
         self._report(None)
-        if self._switch_request:
-            now = {"from": self.run.current.mode.name, "step": self.run.step}
-            report = {**self._switch_request, **now, "state": "stayed", "why": "the run ended before it"}
-            self.run.send_event("switch", report)
+        scheduled = {} if self.plan.next is None else {"to": self.plan.next.to}
+        now = {"from": self.run.current.mode.name, "step": self.run.step}
+        for switch in filter(None, (self._switch_request, scheduled)):
+            self.run.send_event("switch", {**switch, **now, "state": "stayed", "why": "the run ended before it"})
 
     def _position(self) -> RunProgress:
         record = self.run.record

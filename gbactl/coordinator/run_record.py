@@ -287,6 +287,8 @@ class RecoveryTimes:
         """Record that a failure was detected; `failure` is its kind if no fault plan caused it."""
         last_sign = self._last_signs.pop(process, self._began)  # a process never heard of was silent from the start
         kind, at = self.state.injected.pop(process, (failure, last_sign))
+        if kind == "hang" and at < last_sign:  # it survived the injected hang, or has stopped only now
+            kind, at = failure, last_sign
         self.failures.append(FailureRecord(process, kind, at, self.now()))
 
     def record_takeover(self, failure: str, detected: float, last_sign: float) -> None:

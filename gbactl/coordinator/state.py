@@ -15,7 +15,7 @@ import copy
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,10 +157,9 @@ class JobPosition:
         mode = policy_class(str(self.mode["name"]), self.mode.get("target"))
         return f"the {kind_of_dense(mode)}" if mode.home == "replicas" else "the dense parameters"
 
-    @property
-    def stopped_early(self) -> bool:
-        """Whether early stopping ended the training at this position."""
-        return self.ended and self.stopping is not None and self.stopping.stops
+    def stopped_early(self, patience: int) -> bool:
+        """Whether early stopping ended the training at this position, and does so with `patience` too."""
+        return self.ended and self.stopping is not None and replace(self.stopping, patience=patience).stops
 
     def modes_with(self, mode: str) -> str:
         """Mode name of a run that continues from this position in `mode`: sync>gba@day2, or @step60 within a day."""

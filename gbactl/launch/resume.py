@@ -192,7 +192,7 @@ def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: 
         what = " and ".join(changed or ["set of data"])
         raise CheckpointError(f"{name} was saved with another {what}; type the same as then.")
     position = JobPosition.read(last.position)
-    if position.round >= rounds or position.stopped_early:
+    if position.round >= rounds or position.stopped_early(config["train"]["patience"]):
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")
 
 

@@ -420,7 +420,7 @@ class LaunchedRun:
             self._log(metrics, fields["samples"])
             return
         if fields["state"] == "planned":
-            self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
+            self._log({f"checkpoint_{name}": fields[name] for name in EXPECTED}, 0)
         self.show.print_line(f"  {checkpoint_sentence(fields)}")
 
     def _on_injection(self, fields: dict[str, Any]) -> None:

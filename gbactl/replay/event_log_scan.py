@@ -53,11 +53,6 @@ class Recording:
     torn: str = ""
 
     @property
-    def gradients(self) -> int:
-        """Number of announced gradients."""
-        return sum(len(phase.pulls) for phase in self.phases)
-
-    @property
     def shards(self) -> int:
         """Number of servers of the run."""
         return self.cfg.cluster.servers

@@ -154,9 +154,6 @@ class PulledVersions:
         self._order: list[NDArray[np.int64]] = []
         self._sorted: list[NDArray[np.int32]] = []
 
-    def __len__(self) -> int:
-        return len(self._batches)
-
     def add(self, record: AnnounceRecord) -> None:
         """Record the versions that a gradient was computed from.
 

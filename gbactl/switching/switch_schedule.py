@@ -138,7 +138,8 @@ class SwitchPlan(Generic[T]):
     """Plan of mode switches of one run: its schedule, whose entries are taken in order, and requests from outside.
 
     A request takes effect at once and does not change the entries after it. `phases`: configurations before and after
-    each entry; `rows`: samples of each round. Raises ConfigError for an entry that is never reached."""
+    each entry; `rows`: samples of each round. Raises ConfigError for an entry past the end, unless it is in steps or
+    seconds."""
 
     def __init__(self, entries: Sequence[ScheduleEntry], phases: Sequence[T], rows: Sequence[int]) -> None:
         self.entries, self.phases = entries, phases

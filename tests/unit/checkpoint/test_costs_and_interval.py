@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,7 @@ def test_an_interval_that_is_set_is_taken() -> None:
     assert found.partial_overhead == partial_overhead(REFERENCE, 600.0) / REFERENCE.job
     assert found.full_overhead == full_overhead(REFERENCE, 600.0) / REFERENCE.job
     assert "every 600 s (expected overhead: partial" in found.sentence()
+    assert "every 0.0302 s (expected" in estimate_of(CheckpointConfig("cpr", interval_seconds=0.03021), 8).sentence()
 
 
 def test_what_is_expected_at_an_interval_in_steps_is_said_to_be_of_another() -> None:
@@ -137,6 +139,24 @@ def test_without_priorities_every_save_is_whole() -> None:
     strict = CheckpointConfig(name="cpr_mfu", target_pls=1e-4)
     assert save_schedule_of(strict, 8).parts == 1
     assert save_schedule_of(CheckpointConfig(name="cpr_mfu"), 8).parts == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "every", "between"),
+    [
+        ("cpr", 15, 15, 15),
+        ("cpr_mfu", 4, 8, 1),
+        ("cpr_mfu", 15, 8, 1),
+        ("cpr_mfu", 20, 16, 2),
+        ("cpr_mfu", None, None, None),
+    ],
+)
+def test_an_interval_in_steps_has_a_whole_number_of_them_between_two_saves(
+    name: Any, steps: int | None, every: int | None, between: int | None
+) -> None:
+    """And is that number of steps, as the run says."""
+    found = save_schedule_of(CheckpointConfig(name, interval_steps=steps), 8)
+    assert (found.every_steps, found.steps_between) == (every, between)
 
 
 def test_lost_samples_are_counted_since_the_last_checkpoint_and_once() -> None:

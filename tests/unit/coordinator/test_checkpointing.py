@@ -98,6 +98,8 @@ def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
     cluster.answer(1, 1)
     assert names(tmp_path) == ["cut-000001"]
     assert [event["state"] for event in cluster.events] == ["planned", "saved"]
+    for fields in (cluster.events[0], cluster.cuts.summary()["checkpoint"]):
+        assert (fields["interval"], fields["expected_pls"]) == (None, None), "the seconds of two steps are not known"
 
 
 def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Path) -> None:
@@ -132,6 +134,8 @@ def test_by_time(tmp_path: Path) -> None:
     cluster.time = 20.0
     cluster.phase.on_order(4)
     assert [save.step for save in cluster.saves()] == [2, 4]
+    for fields in (cluster.events[0], cluster.cuts.summary()["checkpoint"]):
+        assert (fields["interval"], fields["expected_pls"]) == (10.0, 0.0)
 
 
 def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path) -> None:

@@ -164,3 +164,25 @@ def test_a_mode_that_fails_in_its_dry_run_is_refused_and_the_run_goes_on(
     ModeSwitch.ask(cast(ModeSwitch, SimpleNamespace(run=run)), {"id": 3, "mode": {"name": "own"}})
     why = "mode.target=own.Own fails in a dry run (MemoryError)."
     assert told == [("switch", {"id": 3, "state": "refused", "why": why})]
+
+
+@pytest.mark.parametrize(
+    ("asked", "due", "told"),
+    [
+        ({}, "bsp", [{"to": "bsp"}]),
+        ({"id": 3, "to": "gba"}, None, [{"id": 3, "to": "gba"}]),
+        ({}, None, []),
+    ],
+)
+def test_a_switch_that_the_run_ends_before_is_reported(
+    asked: dict[str, Any], due: str | None, told: list[dict[str, Any]]
+) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    current = RunConfig()
+    run = SimpleNamespace(current=current, step=9, send_event=lambda *event: events.append(event))
+    plan = SimpleNamespace(next=due and SimpleNamespace(to=due))
+    ModeSwitch.ended(
+        cast(ModeSwitch, SimpleNamespace(run=run, plan=plan, _switch_request=asked, _report=lambda first: None))
+    )
+    end = {"from": current.mode.name, "step": 9, "state": "stayed", "why": "the run ended before it"}
+    assert events == [("switch", {**each, **end}) for each in told]

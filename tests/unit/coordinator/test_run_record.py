@@ -81,6 +81,13 @@ def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
     assert (first["detected_s"], first["loaded_s"]) == (4.0, None)
     assert (second["detected_s"], second["loaded_s"], second["useful_s"]) == (2.0, 2.0, None)
     assert silent["detected_s"] == 10.0 and (coordinator["detected_s"], coordinator["loaded_s"]) == (3.0, 4.0)
+    times.record_injection("W2", "hang")  # which it survives
+    clock.now = 100.0
+    times.record_sign_of_life("W2")
+    clock.now = 101.0
+    times.record_detection("W2", "death")
+    survivor = times.to_result(0.0)[-1]
+    assert (survivor["failure"], survivor["at_s"], survivor["detected_s"]) == ("death", 100.0, 1.0)
 
 
 RESULT: dict[str, Any] = {

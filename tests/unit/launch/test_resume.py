@@ -246,6 +246,14 @@ def test_patience_goes_on_where_it_was(data: dict[str, Any], tmp_path: Path, mon
             assert other[key] == result[key], key
     assert again[0]["samples"] == result["samples"] == {**again[1]["samples"], "rolled_back": 0}
     assert again[1]["samples"]["rolled_back"] > 0
+    chain = CheckpointFolder(tmp_path / "one" / "checkpoints").newest()
+    fingerprint = open_dataset(prepare(cfg.data)).fingerprint
+    longer = from_dict({**config_at(chain), "resume": str(chain.folder / chain.last.name)})
+    with pytest.raises(CheckpointError, match="nothing is left to train"):
+        resuming.check(chain, to_dict(longer), fingerprint, EPOCHS)
+    longer.train.patience = EPOCHS
+    resuming.check(chain, to_dict(longer), fingerprint, EPOCHS)
+    assert len(train(longer, tmp_path / "four")["phases"]) == EPOCHS, "a larger patience goes on where it ended"
 
 
 def test_only_so_many_are_kept(data: dict[str, Any], tmp_path: Path) -> None:

@@ -108,11 +108,15 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     """Return a group's keys as its target needs them, with the keys under `options` moved up beside the others.
 
     Keys in the file of the chosen `option` are for the target there: with another one, those that not every target has
-    are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out."""
-    target = found.get("target")
-    if target == configured_classes.builtin_target(group, str(found["name"])):
+    are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out.
+    Raises UsageError for another option's name, which chooses neither its class nor its keys."""
+    target, name = found.get("target"), str(found["name"])
+    builtin = configured_classes.builtin_target(group, name)
+    if target == builtin:
         return {key: value for key, value in found.items() if key != "target"}
     file = _option_file(group, option)
+    if builtin is not None and target is not None and target == file.get("target") and name != file.get("name", name):
+        raise UsageError(f"{group}.name={name} chooses no {group}; type {group}={name}.")
     if target is not None and file.get("target") != target:
         common = COMMON.get(group)
         kept = {"name", "target", "cache"} if common is None else {each.name for each in dataclasses.fields(common)}

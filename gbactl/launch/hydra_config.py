@@ -58,6 +58,7 @@ from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import score, shown_path
 from gbactl.launch.resume import group_choices, overridden_key, resumed
 from gbactl.launch.sweep_parent_run import (
+    SEARCH_PATH,
     SweepCallback,
     SweepOptions,
     adopt,
@@ -75,7 +76,7 @@ ROOT_CONFIG = ROOT.removesuffix(".yaml")
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
 COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
-CONFIG_DIR, SEARCH_PATH = ("--config-dir", "-cd"), "hydra.searchpath="
+CONFIG_DIR = ("--config-dir", "-cd")
 
 
 def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
@@ -253,7 +254,7 @@ def run_hydra(
     chosen = group_choices(arguments, conf_dir())
     typed_here = before_overrides(chosen, with_tuning(with_cost_file(_with_new_keys_allowed(arguments))))
     _check_options(typed_here)
-    SweepCallback.command = shlex.join(["gbactl", verb, *options, *given])
+    SweepCallback.command, SweepCallback.chosen = shlex.join(["gbactl", verb, *options, *given]), chosen
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *typed_here]
     try:
         with stoppable(), _explained():  # a signal may come between two runs of a sweep, or to the parent of its jobs

@@ -154,7 +154,9 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     else:
         run = Path(cfg.run_dir)
     run.mkdir(parents=True, exist_ok=True)
-    typed = [*overrides, *([] if any(text.startswith("run_dir=") for text in overrides) else [f"run_dir={run}"])]
+    place = f"run_dir={run}"  # a typed one may have ${KEY} in it, for which the restarted job has no value
+    typed = [place if text.startswith("run_dir=") else text for text in overrides]
+    typed += [] if place in typed else [place]
     output = str(run.resolve() / OUTPUT).replace("%", "%%")
     lines = [each.format(nodes=job.nodes, tasks=tasks, output=output, grace=job.grace) for each in LINES]
     lines += [f"--{each.replace(':', '=', 1)}" for each in job.sbatch]
@@ -204,13 +206,19 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
 def _continued(run: Path, overrides: list[str]) -> list[str]:
     """Return the overrides with which a restarted job resumes its run, or begins it again without a checkpoint."""
     from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-    from gbactl.launch.resume import COMMANDS
+    from gbactl.configured_classes import GROUPS
+    from gbactl.launch.hydra_config import CONFIG_DIR
+    from gbactl.launch.resume import COMMANDS, TARGET, overridden_key
     from gbactl.launch.run_dir import set_aside
+    from gbactl.launch.sweep_parent_run import SEARCH_PATH
 
     if not CheckpointFolder(run / CHECKPOINTS).names():
         set_aside(run)
         return overrides
-    return [f"resume={run}", *(text for text in overrides if text.partition("=")[0] in COMMANDS)]
+    # what says which code runs is taken from no run, only from what is typed beside resume=
+    kept = {*COMMANDS, *(f"{group}.{TARGET}" for group in GROUPS), SEARCH_PATH.rstrip("="), *CONFIG_DIR}
+    pairs = zip(["", *overrides], overrides, strict=False)
+    return [f"resume={run}", *(text for last, text in pairs if overridden_key(text) in kept or last in CONFIG_DIR)]
 
 
 def _queue_again(job: str) -> str:

@@ -54,7 +54,7 @@ def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.Captu
     calls = commands(sbatch="echo '7;here'", squeue=waits + finished(), scontrol="echo n1; echo n2")
     Path("own").mkdir()
     own = ("--config-dir", "own", "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]")
-    submit([*RUN, *own], ["--json"])
+    submit([*RUN[:3], "run_dir=${oc.decode:run}", *own], ["--json"])
     script = Path("run/job.sh").read_text()
     assert "--nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --no-kill\n#SBATCH --requeue\n" in script
     assert "#SBATCH --signal=B:USR1@60\n#SBATCH --time=5\n#SBATCH --exclusive\ncd " in script
@@ -190,12 +190,13 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(monkeypatch: pytest.
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     Path("run/logs").mkdir(parents=True)
     Path("run/config.yaml").write_text("")
-    typed = [*RUN, "cluster.python=/opt/python"]
+    code = ["--config-dir", "own", "cluster.python=/opt/python", "++model.target=a.B", "hydra.searchpath=[pkg://a]"]
+    typed = [*RUN, *code, "model.layers=3"]
     with requeued(typed) as given:
         assert given == typed and sorted(os.listdir("run")) == ["config.1.yaml", "logs.1"]
     save(Path("run/checkpoints"), shards_of(1))
     with requeued(typed) as given:
-        assert given == ["resume=run", "cluster.python=/opt/python"]
+        assert given == ["resume=run", *code]
     with pytest.raises(Stopped) as stopped, requeued(typed):
         os.kill(os.getpid(), signal.SIGUSR1)
     assert stopped.value.outcome == "job 7 is not queued again; give it more time"

@@ -126,6 +126,7 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     from omegaconf import OmegaConf
 
     from gbactl.checked_dataclasses import build
+    from gbactl.coordinator.state import config_at
     from gbactl.engine.slurm import JobOptions
     from gbactl.launch import run_dir as run_dirs
     from gbactl.launch.hydra_config import CONFIG_DIR, compose, composed
@@ -139,7 +140,9 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     options = OmegaConf.to_container(cluster.slurm)
     assert isinstance(options, dict)
     job = build(JobOptions, {str(key): value for key, value in options.items()}, "cluster.slurm.")
-    workers = cluster.workers if isinstance(cluster.workers, int) else 1
+    workers = cluster.workers
+    if not isinstance(workers, int):
+        workers = 1 if given is None else config_at(find(given))["cluster"]["workers"]
     tasks = job.tasks or max(1, -(-workers // job.nodes))
     # what its nodes are called, and how they are reached, is known in the job
     cfg = compose([*overrides, f"cluster.hosts=[{','.join(f'node{n}:{tasks}' for n in range(job.nodes))}]"])

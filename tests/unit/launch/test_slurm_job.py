@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from gbactl.config import to_dict
 from gbactl.errors import ClusterError, ConfigError, Stopped, UsageError
 from gbactl.launch import slurm_job
+from gbactl.launch.hydra_config import compose
+from gbactl.launch.resume import find
 from gbactl.launch.slurm_job import requeued, submit
-from tests.support.checkpoint_files import save, shards_of
+from tests.support.checkpoint_files import POSITION, save, shards_of
 
 RUN = ("cluster=slurm", "mode=gba", "cluster.workers=4", "run_dir=run")
 # of squeue: the node of the batch script, and all nodes
@@ -64,6 +67,18 @@ def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.Captu
     told = capfd.readouterr()
     assert told.out == "the end\n" and "job 7 is pending\njob 7 is running n1\n" in told.err
     assert calls.read_text().splitlines()[0].startswith("sbatch --parsable ")
+
+
+def test_a_job_that_goes_on_with_a_run_has_room_for_its_workers(commands: Commands) -> None:
+    commands(sbatch="echo 7", squeue=finished(), scontrol="echo n1")
+    config = to_dict(compose([*RUN, "cluster.hosts=[a:2,b:2]", "train.global_batch=64"]))
+    position = {**POSITION, "mode": {**config["mode"], "workers": 4}}
+    save(Path("run/checkpoints"), shards_of(1), config=config, position=position)
+    Path("run/config.yaml").write_text("")
+    find.cache_clear()
+    submit(["resume=run"])
+    script = Path("run/job.sh").read_text()
+    assert "--ntasks-per-node=2\n" in script and script.endswith(f" train resume=run run_dir={Path('run').resolve()}\n")
 
 
 def test_a_run_that_fails_fails_the_command(commands: Commands) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gbactl.conf_catalogue import as_override
 from gbactl.engine.slurm import error_text, run_slurm
 from gbactl.errors import ClusterError, Stopped, UsageError, require
 
@@ -157,7 +158,8 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     else:
         run = Path(cfg.run_dir)
     run.mkdir(parents=True, exist_ok=True)
-    place = f"run_dir={run}"  # a typed one may have ${KEY} in it, for which the restarted job has no value
+    # one that is typed may have ${KEY} in it, for which the restarted job has no value
+    place = f"run_dir={as_override(str(run))}"
     typed = [place if text.startswith("run_dir=") else text for text in overrides]
     typed += [] if place in typed else [place]
     output = str(run.resolve() / OUTPUT).replace("%", "%%")
@@ -221,7 +223,8 @@ def _continued(run: Path, overrides: list[str]) -> list[str]:
     # what says which code runs is taken from no run, only from what is typed beside resume=
     kept = {*COMMANDS, *(f"{group}.{TARGET}" for group in GROUPS), SEARCH_PATH.rstrip("="), *CONFIG_DIR}
     pairs = zip(["", *overrides], overrides, strict=False)
-    return [f"resume={run}", *(text for last, text in pairs if overridden_key(text) in kept or last in CONFIG_DIR)]
+    code = [text for last, text in pairs if overridden_key(text) in kept or last in CONFIG_DIR]
+    return [f"resume={as_override(str(run))}", *code]
 
 
 def _queue_again(job: str) -> str:

@@ -69,7 +69,11 @@ def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.Captu
     assert calls.read_text().splitlines()[0].startswith("sbatch --parsable ")
 
 
-def test_a_job_that_goes_on_with_a_run_has_room_for_its_workers(commands: Commands) -> None:
+def test_a_job_that_goes_on_with_a_run_has_room_for_its_workers(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "é (1)").mkdir()
+    monkeypatch.chdir(tmp_path / "é (1)")
     commands(sbatch="echo 7", squeue=finished(), scontrol="echo n1")
     config = to_dict(compose([*RUN, "cluster.hosts=[a:2,b:2]", "train.global_batch=64"]))
     position = {**POSITION, "mode": {**config["mode"], "workers": 4}}
@@ -78,7 +82,7 @@ def test_a_job_that_goes_on_with_a_run_has_room_for_its_workers(commands: Comman
     find.cache_clear()
     submit(["resume=run"])
     script = Path("run/job.sh").read_text()
-    assert "--ntasks-per-node=2\n" in script and script.endswith(f" train resume=run run_dir={Path('run').resolve()}\n")
+    assert "--ntasks-per-node=2\n" in script and script.endswith(f""" resume=run 'run_dir="{Path.cwd()}/run"'\n""")
 
 
 def test_a_run_that_fails_fails_the_command(commands: Commands) -> None:
@@ -212,6 +216,9 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(monkeypatch: pytest.
     save(Path("run/checkpoints"), shards_of(1))
     with requeued(typed) as given:
         assert given == ["resume=run", *code]
+    Path("é (1)").symlink_to("run")
+    with requeued(['run_dir="é (1)"']) as given:
+        assert given == ['resume="é (1)"']
     with pytest.raises(Stopped) as stopped, requeued(typed):
         os.kill(os.getpid(), signal.SIGUSR1)
     assert stopped.value.outcome == "job 7 is not queued again; give it more time"

@@ -46,7 +46,8 @@ def completions(before: tuple[str, ...], incomplete: str) -> list[str]:
     found = [f"{each}=" for each in groups if each.startswith(incomplete)]
     if len(found) == 1 and "." not in incomplete:
         return completions((), found[0])
-    return found + [f"{key}=" for key in all_keys() if incomplete and key.startswith(incomplete)]
+    names = {f"{each}.name" for each in groups}  # an option is chosen by GROUP=OPTION
+    return found + [f"{key}=" for key in all_keys() if incomplete and key.startswith(incomplete) and key not in names]
 
 
 #: context of a command with OVERRIDES: options of Hydra, such as --config-dir, stand among them

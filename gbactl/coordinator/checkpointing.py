@@ -9,6 +9,7 @@ coordinator a message to and from every server and trainer; a thread writes the 
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, FileEntry, M
 from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits
 from gbactl.checkpoint.remaining_samples import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
+from gbactl.conf_catalogue import as_override
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.live_phase import LivePhase
@@ -502,7 +504,7 @@ class Checkpointing:
                 return ""
             run = Path(self.run.cfg.resume)
             last = read_manifest(run)
-        command = " ".join(("gbactl train", f"resume={run}", *keys))
+        command = " ".join(("gbactl train", shlex.quote(f"resume={as_override(str(run))}"), *keys))
         return f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with '{command}'."
 
     def abandon(self, why: str) -> None:

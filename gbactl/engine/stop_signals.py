@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import stat
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
+from gbactl.conf_catalogue import as_override
 from gbactl.errors import GbactlError, Stopped
 from gbactl.wire.messages import Event
 
@@ -108,8 +110,8 @@ def leave_terminal() -> None:
 
 
 def _resume_command(run_dir: Path) -> str:
-    """Name the command that resumes a run."""
-    return f"go on with 'gbactl train resume={run_dir}'"
+    """Name the command that resumes a run, as a shell and Hydra take it."""
+    return f"go on with 'gbactl train {shlex.quote(f'resume={as_override(str(run_dir))}')}'"
 
 
 def resume_hint(run_dir: Path) -> str:

@@ -58,6 +58,7 @@ from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import score, shown_path
 from gbactl.launch.resume import group_choices, overridden_key, resumed
 from gbactl.launch.sweep_parent_run import (
+    SEARCH_PATH,
     SweepCallback,
     SweepOptions,
     adopt,
@@ -75,7 +76,7 @@ ROOT_CONFIG = ROOT.removesuffix(".yaml")
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
 COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
-CONFIG_DIR, SEARCH_PATH = ("--config-dir", "-cd"), "hydra.searchpath="
+CONFIG_DIR = ("--config-dir", "-cd")
 
 
 def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
@@ -108,11 +109,15 @@ def _targeted(group: str, found: dict[str, Any], option: str, typed: Sequence[st
     """Return a group's keys as its target needs them, with the keys under `options` moved up beside the others.
 
     Keys in the file of the chosen `option` are for the target there: with another one, those that not every target has
-    are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out."""
-    target = found.get("target")
-    if target == configured_classes.builtin_target(group, str(found["name"])):
+    are left out unless `typed`, and so is the name. A target of gbactl's own follows from the name; it is left out.
+    Raises UsageError for another option's name, which chooses neither its class nor its keys."""
+    target, name = found.get("target"), str(found["name"])
+    builtin = configured_classes.builtin_target(group, name)
+    if target == builtin:
         return {key: value for key, value in found.items() if key != "target"}
     file = _option_file(group, option)
+    if builtin is not None and target is not None and target == file.get("target") and name != file.get("name", name):
+        raise UsageError(f"{group}.name={name} chooses no {group}; type {group}={name}.")
     if target is not None and file.get("target") != target:
         common = COMMON.get(group)
         kept = {"name", "target", "cache"} if common is None else {each.name for each in dataclasses.fields(common)}
@@ -249,7 +254,7 @@ def run_hydra(
     chosen = group_choices(arguments, conf_dir())
     typed_here = before_overrides(chosen, with_tuning(with_cost_file(_with_new_keys_allowed(arguments))))
     _check_options(typed_here)
-    SweepCallback.command = shlex.join(["gbactl", verb, *options, *given])
+    SweepCallback.command, SweepCallback.chosen = shlex.join(["gbactl", verb, *options, *given]), chosen
     saved, sys.argv = sys.argv, [f"gbactl {verb}", *typed_here]
     try:
         with stoppable(), _explained():  # a signal may come between two runs of a sweep, or to the parent of its jobs

@@ -258,6 +258,7 @@ class StartingPoint:
         """Prepare the directory of a run that continues in it: rename earlier files, remove newer checkpoints."""
         if self.chain is None or not self.same_run:
             return
+        find.cache_clear()  # the run's newest checkpoint changes from now on
         run_dirs.reopen(path, cfg, unchanged=self.earlier is not None)
         folder = CheckpointFolder(self.chain.folder)
         folder.sweep()

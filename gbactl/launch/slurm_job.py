@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gbactl.conf_catalogue import as_override
 from gbactl.engine.slurm import error_text, run_slurm
 from gbactl.errors import ClusterError, Stopped, UsageError, require
 
@@ -126,6 +127,7 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     from omegaconf import OmegaConf
 
     from gbactl.checked_dataclasses import build
+    from gbactl.coordinator.state import config_at
     from gbactl.engine.slurm import JobOptions
     from gbactl.launch import run_dir as run_dirs
     from gbactl.launch.hydra_config import CONFIG_DIR, compose, composed
@@ -139,7 +141,9 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     options = OmegaConf.to_container(cluster.slurm)
     assert isinstance(options, dict)
     job = build(JobOptions, {str(key): value for key, value in options.items()}, "cluster.slurm.")
-    workers = cluster.workers if isinstance(cluster.workers, int) else 1
+    workers = cluster.workers
+    if not isinstance(workers, int):
+        workers = 1 if given is None else config_at(find(given))["cluster"]["workers"]
     tasks = job.tasks or max(1, -(-workers // job.nodes))
     # what its nodes are called, and how they are reached, is known in the job
     cfg = compose([*overrides, f"cluster.hosts=[{','.join(f'node{n}:{tasks}' for n in range(job.nodes))}]"])
@@ -154,7 +158,10 @@ def _write(overrides: list[str], more: Sequence[str]) -> tuple[Path, Path]:
     else:
         run = Path(cfg.run_dir)
     run.mkdir(parents=True, exist_ok=True)
-    typed = [*overrides, *([] if any(text.startswith("run_dir=") for text in overrides) else [f"run_dir={run}"])]
+    # one that is typed may have ${KEY} in it, for which the restarted job has no value
+    place = f"run_dir={as_override(str(run))}"
+    typed = [place if text.startswith("run_dir=") else text for text in overrides]
+    typed += [] if place in typed else [place]
     output = str(run.resolve() / OUTPUT).replace("%", "%%")
     lines = [each.format(nodes=job.nodes, tasks=tasks, output=output, grace=job.grace) for each in LINES]
     lines += [f"--{each.replace(':', '=', 1)}" for each in job.sbatch]
@@ -204,13 +211,20 @@ def requeued(overrides: list[str]) -> Iterator[list[str]]:
 def _continued(run: Path, overrides: list[str]) -> list[str]:
     """Return the overrides with which a restarted job resumes its run, or begins it again without a checkpoint."""
     from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-    from gbactl.launch.resume import COMMANDS
+    from gbactl.configured_classes import GROUPS
+    from gbactl.launch.hydra_config import CONFIG_DIR
+    from gbactl.launch.resume import COMMANDS, TARGET, overridden_key
     from gbactl.launch.run_dir import set_aside
+    from gbactl.launch.sweep_parent_run import SEARCH_PATH
 
     if not CheckpointFolder(run / CHECKPOINTS).names():
         set_aside(run)
         return overrides
-    return [f"resume={run}", *(text for text in overrides if text.partition("=")[0] in COMMANDS)]
+    # what says which code runs is taken from no run, only from what is typed beside resume=
+    kept = {*COMMANDS, *(f"{group}.{TARGET}" for group in GROUPS), SEARCH_PATH.rstrip("="), *CONFIG_DIR}
+    pairs = zip(["", *overrides], overrides, strict=False)
+    code = [text for last, text in pairs if overridden_key(text) in kept or last in CONFIG_DIR]
+    return [f"resume={as_override(str(run))}", *code]
 
 
 def _queue_again(job: str) -> str:

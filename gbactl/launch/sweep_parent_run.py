@@ -29,7 +29,7 @@ from gbactl.config import TrackingConfig
 from gbactl.errors import UsageError, require
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import after_runs
-from gbactl.launch.resume import overridden_key
+from gbactl.launch.resume import named, overridden_key
 from gbactl.tracking.metrics_and_tags import RUN_DIR, tags_of
 from gbactl.tracking.mlflow_store import (
     COMMAND,
@@ -49,7 +49,7 @@ from gbactl.tracking.tracked_run import TrackedRun
 PARENT_RUN = "GBACTL_PARENT_RUN"
 STORE_SECONDS, END_SECONDS = 60.0, 30.0  # time-outs for the tracking store
 SHORT_SECONDS = 30.0
-
+SEARCH_PATH = "hydra.searchpath="
 
 OBJECTIVES = {
     "auc": "maximize", "gauc": "maximize", "eps": "maximize", "logloss": "minimize", "ne": "minimize",
@@ -207,9 +207,10 @@ def _say(text: str) -> None:
 class SweepCallback(Callback):
     """Hydra callback that makes the parent run before the jobs, and renews its comparison after each.
 
-    `command`: the command line as it was typed; Hydra's has more, such as the groups of a resumed run."""
+    `command`: the command line as it was typed; Hydra's has more, such as the groups of a resumed run, `chosen`."""
 
     command = ""
+    chosen: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.uri, self.run_id, self.began = "", "", 0.0
@@ -258,8 +259,9 @@ class SweepCallback(Callback):
         """Store the best trials of a tuning sweep with its parent run."""
         found = Path(config.hydra.sweep.dir) / BEST
         if found.exists() and _open:
-            objective = list(config.objective)
-            _open[-1].tuned(best_trials(yaml.safe_load(found.read_text()), _typed(config), objective))
+            typed = [text for text in config.hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
+            typed += [text for text in _typed(config) if text not in self.chosen]
+            _open[-1].tuned(best_trials(yaml.safe_load(found.read_text()), typed, list(config.objective)))
 
 
 def _renew(uri: str, run_id: str, figures: bool) -> None:
@@ -284,7 +286,8 @@ def _typed(config: DictConfig) -> list[str]:
 def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: Sequence[str]) -> list[tuple[str, str]]:
     """List the best trials that Optuna has `found`, and the command that trains the first of them again.
 
-    There are several of two objectives: none of them is better in both. `overrides`: those of the sweep."""
+    There are several of two objectives: none of them is better in both. `overrides`: those of the sweep, of which
+    run_dir= stays beside resume=: without it, the command would continue the other run in that one's directory."""
     one = [{"params": found["best_params"], "values": [found["best_value"]]}] if "best_params" in found else None
     trials = one or found["solutions"]
     typed = [[f"{key}={value}" for key, value in trial["params"].items()] for trial in trials]
@@ -293,8 +296,10 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: S
         for trial in trials
     ]
     lines = [("best trial", f"{' '.join(keys)}: {reached}") for keys, reached in zip(typed, values, strict=True)]
-    varied = {*trials[0]["params"], "objective", "rerun", "run_dir"}
-    kept = [text for text in overrides if overridden_key(text) not in varied]
+    left_out = {*trials[0]["params"], "objective", "rerun"}
+    if named(overrides) is None:
+        left_out.add("run_dir")
+    kept = [text for text in overrides if overridden_key(text) not in left_out]
     return [*lines, ("train it", shlex.join([*sys.argv[0].split(), *kept, *typed[0]]))]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import re
+import shlex
 import threading
 import time
 import uuid
@@ -160,7 +161,7 @@ class TrackedRun:
     def _sentence(self) -> str:
         return (
             f"The tracking store {self._uri} did not take everything; the rest is kept, send it later with: "
-            f"gbactl report --send {self._run_dir}"
+            f"gbactl report --send {shlex.quote(str(self._run_dir))}"
         )
 
     def _loop(self) -> None:

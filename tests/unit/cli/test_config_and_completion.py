@@ -21,7 +21,7 @@ def test_verbs_groups_options_and_keys_are_completed() -> None:
     assert completed("train", "mode=hop") == ["mode=hop_bs", "mode=hop_bw"]
     assert completed("train", "seed=1", "mode", "=", "hop_bs") == ["hop_bs"], "as bash cuts words"
     assert "hosts" in completed("train", "cluster", "=")
-    assert completed("switch", "mode.iot") == ["mode.iota="]
+    assert completed("switch", "mode.iot") == ["mode.iota="] and completed("train", "mode.na") == []
     assert completed("train", "clus") == [f"cluster={name}" for name in options("cluster")]
     assert completed("config", "optim.sch")[0] == "optim.schedule.name"
 

@@ -208,19 +208,20 @@ def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path,
 
 
 def test_the_way_back_is_the_newest_good_one(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, "gba")
+    run = tmp_path / "é (1)"
+    cluster = Cluster(run, "gba")
     assert cluster.cuts.resume_hint() == ""
     cluster.phase.on_order(2)
     cluster.answer(1, 0)
     assert cluster.cuts.resume_hint() == "", "it is not all there, and will not be"
-    assert not (tmp_path / "checkpoints" / "cut-000001").exists()
+    assert not (run / "checkpoints" / "cut-000001").exists()
     shards = shards_of(2)
     save(cluster.cuts.folder.path, shards, 2, identity=cluster.cuts.folder.identity)
     shards[0].table[0, 0] = np.inf
     save(cluster.cuts.folder.path, shards, 3, identity=cluster.cuts.folder.identity)
     assert cluster.cuts.resume_hint("optim.lr=1") == (
         "The newest good checkpoint is cut-000002, of step 3; go on from it with 'gbactl train "
-        f"resume={tmp_path} optim.lr=1'."
+        f"""'resume="{run}"' optim.lr=1'."""
     )
 
 

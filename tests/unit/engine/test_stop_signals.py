@@ -166,6 +166,9 @@ def test_a_sentence_says_what_became_of_it(
     stop = StopRequest(30.0, lambda text: None)
     stop.trains, stop.answer = trains, found
     assert stop.sentence(tmp_path) == sentence.format(run=tmp_path)
+    odd = tmp_path / "é (1)"
+    quoted = sentence.replace("resume={run}", "'resume=\"{run}\"'")
+    assert stop.sentence(odd) == quoted.format(run=odd), "as a shell and Hydra take it"
 
 
 def test_an_older_checkpoint_is_named_where_nothing_newer_is(tmp_path: Path) -> None:

@@ -128,7 +128,9 @@ def test_a_run_that_goes_on_in_its_directory_unchanged_is_the_same_run(
     lower = start(optim=dataclasses.replace(then.optim, lr=0.5))
     assert lower.same_run and lower.earlier is None and lower.origin.endswith("@step3")
     (run_dir / "config.yaml").write_text("seed: 1")
+    assert resuming.find(str(run_dir)).last.name != "cut-000001"
     same.begin(run_dir, then)
+    assert resuming.find(str(run_dir)).last.name == "cut-000001", "it is looked up anew, as the others are gone"
     assert (run_dir / "config.yaml").read_text() == "seed: 1" and not (run_dir / "result.json").exists()
     assert start().earlier is None, "the last start was killed, or goes on"
     fork = start(run_dir=str(tmp_path / "fork"))

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from gbactl.config import to_dict
 from gbactl.errors import ClusterError, ConfigError, Stopped, UsageError
 from gbactl.launch import slurm_job
+from gbactl.launch.hydra_config import compose
+from gbactl.launch.resume import find
 from gbactl.launch.slurm_job import requeued, submit
-from tests.support.checkpoint_files import save, shards_of
+from tests.support.checkpoint_files import POSITION, save, shards_of
 
 RUN = ("cluster=slurm", "mode=gba", "cluster.workers=4", "run_dir=run")
 # of squeue: the node of the batch script, and all nodes
@@ -54,7 +57,7 @@ def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.Captu
     calls = commands(sbatch="echo '7;here'", squeue=waits + finished(), scontrol="echo n1; echo n2")
     Path("own").mkdir()
     own = ("--config-dir", "own", "cluster.slurm.nodes=2", "cluster.slurm.sbatch=[time:5,exclusive]")
-    submit([*RUN, *own], ["--json"])
+    submit([*RUN[:3], "run_dir=${oc.decode:run}", *own], ["--json"])
     script = Path("run/job.sh").read_text()
     assert "--nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --no-kill\n#SBATCH --requeue\n" in script
     assert "#SBATCH --signal=B:USR1@60\n#SBATCH --time=5\n#SBATCH --exclusive\ncd " in script
@@ -64,6 +67,22 @@ def test_a_run_is_submitted_and_followed(commands: Commands, capfd: pytest.Captu
     told = capfd.readouterr()
     assert told.out == "the end\n" and "job 7 is pending\njob 7 is running n1\n" in told.err
     assert calls.read_text().splitlines()[0].startswith("sbatch --parsable ")
+
+
+def test_a_job_that_goes_on_with_a_run_has_room_for_its_workers(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "é (1)").mkdir()
+    monkeypatch.chdir(tmp_path / "é (1)")
+    commands(sbatch="echo 7", squeue=finished(), scontrol="echo n1")
+    config = to_dict(compose([*RUN, "cluster.hosts=[a:2,b:2]", "train.global_batch=64"]))
+    position = {**POSITION, "mode": {**config["mode"], "workers": 4}}
+    save(Path("run/checkpoints"), shards_of(1), config=config, position=position)
+    Path("run/config.yaml").write_text("")
+    find.cache_clear()
+    submit(["resume=run"])
+    script = Path("run/job.sh").read_text()
+    assert "--ntasks-per-node=2\n" in script and script.endswith(f""" resume=run 'run_dir="{Path.cwd()}/run"'\n""")
 
 
 def test_a_run_that_fails_fails_the_command(commands: Commands) -> None:
@@ -190,12 +209,16 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(monkeypatch: pytest.
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     Path("run/logs").mkdir(parents=True)
     Path("run/config.yaml").write_text("")
-    typed = [*RUN, "cluster.python=/opt/python"]
+    code = ["--config-dir", "own", "cluster.python=/opt/python", "++model.target=a.B", "hydra.searchpath=[pkg://a]"]
+    typed = [*RUN, *code, "model.layers=3"]
     with requeued(typed) as given:
         assert given == typed and sorted(os.listdir("run")) == ["config.1.yaml", "logs.1"]
     save(Path("run/checkpoints"), shards_of(1))
     with requeued(typed) as given:
-        assert given == ["resume=run", "cluster.python=/opt/python"]
+        assert given == ["resume=run", *code]
+    Path("é (1)").symlink_to("run")
+    with requeued(['run_dir="é (1)"']) as given:
+        assert given == ['resume="é (1)"']
     with pytest.raises(Stopped) as stopped, requeued(typed):
         os.kill(os.getpid(), signal.SIGUSR1)
     assert stopped.value.outcome == "job 7 is not queued again; give it more time"

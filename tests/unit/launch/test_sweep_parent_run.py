@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from gbactl.config import RunConfig
+from gbactl.config import RunConfig, TrackingConfig
 from gbactl.errors import GbactlError
+from gbactl.launch import sweep_parent_run
 from gbactl.launch.hydra_config import run_hydra
-from gbactl.launch.sweep_parent_run import PARENT_RUN, parent_tags, sweep_name
+from gbactl.launch.sweep_parent_run import BEST, PARENT_RUN, OpenSweep, SweepCallback, parent_tags, sweep_name
 from gbactl.launch.training_run import train
 from gbactl.report.report_command import selected
 from gbactl.tracking.mlflow_store import NOTE, PARENT, VERDICT, connect, read_runs, tracking_uri
@@ -108,6 +112,25 @@ def test_trials_are_children_and_the_best_is_a_tag_of_their_parent(tmp_path: Pat
     line, command = parent.data.tags["gbactl.best"].splitlines()
     assert line == f"optim.lr={best.data.params['optim.lr']}: auc {best.data.metrics['auc']:.6g}"
     assert f"optim.lr={best.data.params['optim.lr']}" in command and other.data.params["optim.lr"] not in command
+
+
+def test_the_best_trial_of_a_resumed_run_is_trained_again_by_what_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / BEST).write_text("{best_params: {optim.lr: 0.1}, best_value: 0.7}")
+    path, kept = "hydra.searchpath=[file:///own]", ["resume=runs/long", "run_dir=lr-${optim.lr}", "mode=gba"]
+    overrides = {
+        "task": ["model=dlrm", kept[0], "optim.lr=interval(0.1,1)", *kept[1:]],
+        "hydra": [path, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2"],
+    }
+    config = {"objective": ["auc"], "hydra": {"sweep": {"dir": str(tmp_path)}, "overrides": overrides}}
+    begun = OpenSweep(TrackingConfig())
+    monkeypatch.setattr(sweep_parent_run, "_open", [begun])
+    monkeypatch.setattr(SweepCallback, "chosen", ["model=dlrm"])
+    monkeypatch.setattr(sys, "argv", ["gbactl train"])
+    SweepCallback().on_multirun_end(OmegaConf.create(config))
+    command = dict(begun.best)["train it"]
+    assert shlex.split(command) == ["gbactl", "train", path, *kept, "optim.lr=0.1"]
 
 
 def test_a_script_names_the_parent_and_a_failed_sweep_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,13 +119,14 @@ def test_batches_hold_at_most_a_thousand(tmp_path: Path, store: MemoryStore) -> 
 
 
 def test_logging_does_not_wait_for_a_slow_store(tmp_path: Path, store: MemoryStore) -> None:
-    store.gate = threading.Event()
-    run = start(tmp_path, store)
+    store.gate, folder = threading.Event(), tmp_path / "a b"
+    folder.mkdir()
+    run = start(folder, store)
     for step in range(100):
         run.log({"a": 1.0}, step=step, seconds=0.0)  # would hang here if it waited
     assert store.rows == {}
     sentence = run.finish("FINISHED", wait=0.2)
-    assert sentence is not None
+    assert sentence is not None and sentence.endswith(f"gbactl report --send '{folder}'")
     store.gate.set()
     assert run.finish("FINISHED") is None
     assert len(store.rows) == 100

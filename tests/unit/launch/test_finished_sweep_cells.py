@@ -39,7 +39,7 @@ def finish(cfg: RunConfig, auc: float = 0.7, status: str = "FINISHED") -> dict[s
     path = run_dirs.create(cfg)
     cell = finished_sweep_cells.cell_of(cfg, data_fingerprint(cfg.data))
     result = {"status": status, "cell": cell, "run_dir": str(path), "auc": auc, "eps": 1e4, "run_id": None}
-    result["mode"] = cfg.mode.name
+    result |= {"mode": cfg.mode.name, "tracked_in": finished_sweep_cells.tracked_in(cfg.tracking)}
     write_result(path, result)
     if status == "FINISHED":
         finished_sweep_cells.keep(cell, path)
@@ -74,7 +74,7 @@ def test_the_code_version_sees_what_numbers_depend_on(here: Path) -> None:
     assert code_version(here) != before
 
 
-def test_what_has_finished_is_found_as_long_as_it_is_there() -> None:
+def test_what_has_finished_is_found_as_long_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finished_sweep_cells.find(config()) is None
     found = finish(config())
     assert finished_sweep_cells.find(config()) == found
@@ -85,10 +85,15 @@ def test_what_has_finished_is_found_as_long_as_it_is_there() -> None:
     assert finished_sweep_cells.find(config(run_dir="mine", seed=2)) is None
     (Path(found["run_dir"]) / "result.json").unlink()
     assert finished_sweep_cells.find(config()) is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///one.db")
     tracked = finish(config(seed=3, tracking={"experiment": "a"}))
     assert finished_sweep_cells.find(config(seed=3)) == tracked
     assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "a", "run_name": "b"})) == tracked
     assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "c"})) is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///two.db")
+    assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "a"})) is None, "it is in another store"
+    same = {"experiment": "a", "uri": "sqlite:///one.db"}
+    assert finished_sweep_cells.find(config(seed=3, tracking=same)) == tracked
 
 
 def test_a_run_that_is_begun_anew_leaves_the_former_one_beside_it(here: Path) -> None:

@@ -74,6 +74,8 @@ CHOSEN_AUTO = re.compile(r"(cluster=(?:.*,)?)auto(?=,|$)")
 ROOT_CONFIG = ROOT.removesuffix(".yaml")
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
+# keys that are read before all are checked
+NEEDED = ("mode.name", "model.name", "data.name", "switch.name", "switch.schedule", "faults.plans")
 COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
 CONFIG_DIR, SEARCH_PATH = ("--config-dir", "-cd"), "hydra.searchpath="
 
@@ -89,6 +91,9 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
+    if lacking := next((key for key in NEEDED if OmegaConf.select(cfg, key) is None), None):
+        group = lacking.partition(".")[0]
+        raise ConfigError(f"{lacking} is needed; type {group}=OPTION, whose file sets it, and no ~{group}.")
     for group in configured_classes.GROUPS:
         values[group] = _targeted(group, values[group], str(own.runtime.choices.get(group)), typed)
     values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]

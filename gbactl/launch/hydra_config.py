@@ -333,7 +333,7 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
     params = (HydraConfig.get().sweeper.get("params") or {}).items()
     typed = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
     overrides = [*(f"{key}={value}" for key, value in params), *typed]
-    parsed = OverridesParser.create().parse_overrides(overrides)
+    parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
     return {
         override.key_or_group: len(list(override.sweep_string_iterator())) if override.is_discrete_sweep() else 1
         for override in parsed if override.is_sweep_override()

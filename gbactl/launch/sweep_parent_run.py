@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -299,10 +299,12 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: S
 
 
 def _values(override: Override) -> str:
-    """Write the values that an override gives to its key: a,b,c, or low..high for an interval."""
+    """Write the values that an override gives to its key: a,b,c, or low..high for an interval, or glob's patterns."""
     value = override.value()
     if isinstance(value, IntervalSweep):
         return f"{value.start:g}..{value.end:g}"
+    if isinstance(value, Glob):
+        return ",".join(value.include)
     if override.is_discrete_sweep():
         return ",".join(short(rounded(each)) for each in override.sweep_string_iterator())
     return override.get_value_element_as_str()

@@ -153,6 +153,12 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     assert len(again.ran) == 2
 
 
+def test_a_pattern_chooses_the_options_of_a_sweep() -> None:
+    ran = Jobs()
+    run_hydra(["-m", *OFF, "mode=glob(hop_*)"], ran)
+    assert [cfg.mode.name for cfg in ran.ran] == ["hop_bs", "hop_bw"]
+
+
 def test_runs_without_an_auc_end_no_sweep() -> None:
     ran = list[int]()
 

@@ -56,6 +56,7 @@ from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import score, shown_path
+from gbactl.launch.resume import KEY as RESUME
 from gbactl.launch.resume import group_choices, overridden_key, resumed
 from gbactl.launch.sweep_parent_run import (
     SweepCallback,
@@ -344,7 +345,8 @@ def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
     """Put ++ before keys that may be in no file of conf, so that Hydra adds them.
 
     These are the keys of a group with a user's class, GROUP.options.KEY, and model.dims.FIELD.
-    --config-dir becomes an override, and so a part of the run's command, which can then be repeated."""
+    --config-dir becomes an override, and so a part of the run's command, which can then be repeated. The beginning of
+    a run id, such as 3e45, is put in quotes where Hydra would read a number."""
     made = list[str]()
     foreign = tuple(f"{group}." for group in configured_classes.GROUPS if _has_foreign_target(group, arguments))
     free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")
@@ -354,6 +356,8 @@ def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
             made[-1] = f"{SEARCH_PATH}[{folder}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _with_new_keys_allowed(text.split("=", 1))
+        elif re.fullmatch(rf"{RESUME}=\d\w*", text):
+            made.append(f"{RESUME}={as_override(text.partition('=')[2])}")
         else:
             made.append(f"++{text}" if text.startswith(free) else text)
     searched = [text for text in made if text.startswith(SEARCH_PATH)]

@@ -325,7 +325,7 @@ class _Sweep:
         """Describe how to continue a sweep that was stopped, with the number of finished runs if it is known."""
         alone = self.of and not any(text.startswith("hydra/launcher=") for text in command)
         done = f"{self.done} of {self.of} runs have finished. " if alone else ""
-        again = "Begin again with" if "rerun=true" in command else "Go on with"
+        again = "Begin again with" if "rerun=true" in map(str.lower, command) else "Go on with"
         return f"{done}{again}: {shlex.join(command)}"
 
 
@@ -445,7 +445,7 @@ def _explain(error: BaseException) -> str:
 
 def _unknown_key(key: str) -> str:
     """Describe what to type instead of an unknown key."""
-    if key.startswith("tracking.tags."):
+    if f"{key}.".startswith("tracking.tags."):
         return f"To add a tag, type +{key}=VALUE."
     if having := sorted(filter(None, entries_of(key))):
         group = key.partition(".")[0]

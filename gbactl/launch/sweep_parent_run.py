@@ -80,7 +80,8 @@ def with_tuning(arguments: list[str]) -> list[str]:
     ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
     Raises ConfigError for an unknown objective."""
     typed = [text for text in arguments if text.startswith("objective=")]
-    names = typed[-1].partition("=")[2].strip("[]").split(",") if typed else SweepOptions().objective
+    names = typed[-1].partition("=")[2].strip("[] ").split(",") if typed else SweepOptions().objective
+    names = [name.strip() for name in names]
     for name in names:
         require(name in OBJECTIVES, f"objective={name} is not known; type one or more of: {', '.join(OBJECTIVES)}.")
     given = [f"objective=[{','.join(names)}]" if text in typed else text for text in arguments]

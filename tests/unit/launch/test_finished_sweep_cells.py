@@ -151,6 +151,9 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     again = Jobs()
     run_hydra([*arguments, "rerun=true"], again)
     assert len(again.ran) == 2
+    with pytest.raises(KeyboardInterrupt):
+        run_hydra([*arguments, "rerun=True"], Jobs(cut=1))
+    assert "1 of 2 runs have finished. Begin again with: " in capsys.readouterr().err
 
 
 def test_a_pattern_chooses_the_options_of_a_sweep() -> None:
@@ -252,6 +255,7 @@ def test_trials_go_on_where_they_were_and_the_best_is_told(capsys: pytest.Captur
 
 def test_objectives_are_no_values_of_a_sweep() -> None:
     assert with_tuning(["-m", "objective=auc,eps", "seed=1,2"]) == ["-m", "objective=[auc,eps]", "seed=1,2"]
+    assert with_tuning(["objective=[auc, eps]"]) == ["objective=[auc,eps]"]
     given = with_tuning(["-m", "hydra/sweeper=optuna", "hydra.sweeper.sampler.seed=1", "objective=auc,logloss"])
     assert given[1:3] == ["hydra.sweeper.direction=[maximize,minimize]", "hydra.sweeper.n_jobs=1"]
     assert given.index("hydra.sweeper.sampler.seed=0") < given.index("hydra.sweeper.sampler.seed=1")

@@ -118,6 +118,8 @@ def test_overrides() -> None:
         (["nosuch=1"], r"no key nosuch\. Type gbactl config for all groups\."),
         (["mode.iota=4"], r"mode\.iota does not belong to the chosen mode; type mode= one of: gba\."),
         (["tracking.tags.study=a"], r"type \+tracking\.tags\.study=VALUE"),
+        (["tracking.tags={study: a}"], r"type \+tracking\.tags=VALUE"),
+        (["+tracking.tags.study=3"], r"tracking\.tags={'study': 3} is not keys with values, each text;"),
         (["mode=null"], "type GROUP=OPTION"),
         (["seed"], r"^'seed' is no override; type GROUP=OPTION or KEY=VALUE, without spaces around the =\.$"),
         (["mode=sync,gba"], r"^mode=sync,gba has several values; type -m for a run with each of them, or KEY=\["),

@@ -25,11 +25,14 @@ cfg_option = click.option(
 
 
 def _printed_keys(overrides: tuple[str, ...]) -> bool:
-    """Print the keys of a run and return True, if `--cfg job` is the only option; others are Hydra's."""
-    if overrides[:2] != ("--cfg", "job") or any(text.startswith("-") for text in overrides[1:]):
+    """Print the keys of a run and return True, if `--cfg job` is the only option but CONFIG_DIR; others are Hydra's."""
+    if overrides[:2] != ("--cfg", "job"):
         return False
     from gbactl.launch.config_command import filled_in
+    from gbactl.launch.hydra_config import CONFIG_DIR
 
+    if any(text.startswith("-") and text.partition("=")[0] not in CONFIG_DIR for text in overrides[2:]):
+        return False
     click.echo(filled_in(list(overrides[2:])), nl=False)
     return True
 

@@ -12,9 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from gbactl.atomic_files import CONFIG, read_result
+from gbactl.atomic_files import read_result
 from gbactl.checkpoint.folder import MANIFEST
 from gbactl.config import RunConfig, TrackingConfig, to_dict
 from gbactl.configured_classes import top_package
@@ -57,17 +55,17 @@ def find(cfg: RunConfig) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
         path = Path((INDEX / cell).read_text() if cfg.run_dir is None else cfg.run_dir)
         result = read_result(path)
-        if (result.get("status"), result.get("cell")) == ("FINISHED", cell) and _tracked_alike(path, cfg.tracking):
+        tracked_alike = not cfg.tracking.enabled or result.get("tracked_in") == tracked_in(cfg.tracking)
+        if (result.get("status"), result.get("cell")) == ("FINISHED", cell) and tracked_alike:
             return result
     return None
 
 
-def _tracked_alike(path: Path, tracking: TrackingConfig) -> bool:
-    """Return whether a run is tracked in the store and experiment of `tracking`; always true if that is disabled."""
+def tracked_in(tracking: TrackingConfig) -> str | None:
+    """Hash the store (tracking.uri or MLFLOW_TRACKING_URI, maybe with a password) and experiment; None if disabled."""
     if not tracking.enabled:
-        return True
-    found = TrackingConfig(**yaml.safe_load((path / CONFIG).read_text())["tracking"])
-    return found.enabled and (found.uri, found.experiment) == (tracking.uri, tracking.experiment)
+        return None
+    return config_hash({"uri": tracking_uri(tracking.uri), "experiment": tracking.experiment})
 
 
 def set_aside(cfg: RunConfig) -> None:

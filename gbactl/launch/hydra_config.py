@@ -56,6 +56,7 @@ from gbactl.errors import ConfigError, GbactlError, Stopped, UsageError
 from gbactl.faults.fault_kinds import with_traces
 from gbactl.launch import finished_sweep_cells
 from gbactl.launch.progress import score, shown_path
+from gbactl.launch.resume import KEY as RESUME
 from gbactl.launch.resume import group_choices, overridden_key, resumed
 from gbactl.launch.sweep_parent_run import (
     SEARCH_PATH,
@@ -75,6 +76,8 @@ CHOSEN_AUTO = re.compile(r"(cluster=(?:.*,)?)auto(?=,|$)")
 ROOT_CONFIG = ROOT.removesuffix(".yaml")
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
+# keys that are read before all are checked
+NEEDED = ("mode.name", "model.name", "data.name", "switch.name", "switch.schedule", "faults.plans")
 COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
 CONFIG_DIR = ("--config-dir", "-cd")
 
@@ -90,6 +93,9 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str], own: Any) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
+    if lacking := next((key for key in NEEDED if OmegaConf.select(cfg, key) is None), None):
+        group = lacking.partition(".")[0]
+        raise ConfigError(f"{lacking} is needed; type {group}=OPTION, whose file sets it, and no ~{group}.")
     for group in configured_classes.GROUPS:
         values[group] = _targeted(group, values[group], str(own.runtime.choices.get(group)), typed)
     values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
@@ -324,7 +330,7 @@ class _Sweep:
         """Describe how to continue a sweep that was stopped, with the number of finished runs if it is known."""
         alone = self.of and not any(text.startswith("hydra/launcher=") for text in command)
         done = f"{self.done} of {self.of} runs have finished. " if alone else ""
-        again = "Begin again with" if "rerun=true" in command else "Go on with"
+        again = "Begin again with" if "rerun=true" in map(str.lower, command) else "Go on with"
         return f"{done}{again}: {shlex.join(command)}"
 
 
@@ -333,7 +339,7 @@ def _swept(arguments: Sequence[str]) -> dict[str, int]:
     params = (HydraConfig.get().sweeper.get("params") or {}).items()
     typed = [text for text in arguments if "=" in text and not text.startswith(("-", "~"))]
     overrides = [*(f"{key}={value}" for key, value in params), *typed]
-    parsed = OverridesParser.create().parse_overrides(overrides)
+    parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
     return {
         override.key_or_group: len(list(override.sweep_string_iterator())) if override.is_discrete_sweep() else 1
         for override in parsed if override.is_sweep_override()
@@ -344,7 +350,8 @@ def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
     """Put ++ before keys that may be in no file of conf, so that Hydra adds them.
 
     These are the keys of a group with a user's class, GROUP.options.KEY, and model.dims.FIELD.
-    --config-dir becomes an override, and so a part of the run's command, which can then be repeated."""
+    --config-dir becomes an override, and so a part of the run's command, which can then be repeated. The beginning of
+    a run id, such as 3e45, is put in quotes where Hydra would read a number."""
     made = list[str]()
     foreign = tuple(f"{group}." for group in configured_classes.GROUPS if _has_foreign_target(group, arguments))
     free = (*foreign, *(f"{group}.options." for group in configured_classes.GROUPS), "model.dims.")
@@ -354,6 +361,8 @@ def _with_new_keys_allowed(arguments: Sequence[str]) -> list[str]:
             made[-1] = f"{SEARCH_PATH}[{folder}]"
         elif text.startswith(f"{CONFIG_DIR[0]}="):
             made += _with_new_keys_allowed(text.split("=", 1))
+        elif re.fullmatch(rf"{RESUME}=\d\w*", text):
+            made.append(f"{RESUME}={as_override(text.partition('=')[2])}")
         else:
             made.append(f"++{text}" if text.startswith(free) else text)
     searched = [text for text in made if text.startswith(SEARCH_PATH)]
@@ -441,7 +450,7 @@ def _explain(error: BaseException) -> str:
 
 def _unknown_key(key: str) -> str:
     """Describe what to type instead of an unknown key."""
-    if key.startswith("tracking.tags."):
+    if f"{key}.".startswith("tracking.tags."):
         return f"To add a tag, type +{key}=VALUE."
     if having := sorted(filter(None, entries_of(key))):
         group = key.partition(".")[0]

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -80,7 +80,8 @@ def with_tuning(arguments: list[str]) -> list[str]:
     ends the sweep by diverging, and a seed, so that a sweep that was stopped suggests the same trials when it goes on.
     Raises ConfigError for an unknown objective."""
     typed = [text for text in arguments if text.startswith("objective=")]
-    names = typed[-1].partition("=")[2].strip("[]").split(",") if typed else SweepOptions().objective
+    names = typed[-1].partition("=")[2].strip("[] ").split(",") if typed else SweepOptions().objective
+    names = [name.strip() for name in names]
     for name in names:
         require(name in OBJECTIVES, f"objective={name} is not known; type one or more of: {', '.join(OBJECTIVES)}.")
     given = [f"objective=[{','.join(names)}]" if text in typed else text for text in arguments]
@@ -304,10 +305,12 @@ def best_trials(found: Mapping[str, Any], overrides: Sequence[str], objective: S
 
 
 def _values(override: Override) -> str:
-    """Write the values that an override gives to its key: a,b,c, or low..high for an interval."""
+    """Write the values that an override gives to its key: a,b,c, or low..high for an interval, or glob's patterns."""
     value = override.value()
     if isinstance(value, IntervalSweep):
         return f"{value.start:g}..{value.end:g}"
+    if isinstance(value, Glob):
+        return ",".join(value.include)
     if override.is_discrete_sweep():
         return ",".join(short(rounded(each)) for each in override.sweep_string_iterator())
     return override.get_value_element_as_str()

@@ -538,7 +538,8 @@ class LaunchedRun:
             "cell": None if self.control is not None and self.control.requests else self.cell,
             "clock": self.cfg.engine.clock, "virtual_seconds": None, **fields,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
-            "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
+            "run_id": self.tracked.run_id if self.tracked else None,
+            "tracked_in": finished_sweep_cells.tracked_in(self.cfg.tracking), "gbactl": __version__,
         }  # fmt: skip
         if "refused" in result:
             self._count_refused(result)

@@ -167,6 +167,8 @@ def test_cfg_job_prints_the_configuration_and_runs_nothing(tmp_path: Path) -> No
     done = gbactl_command("train", "mode=gba", "cluster.workers=8", "--cfg", "job", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "name: gba" in done.stdout and "workers: 8" in done.stdout
+    own = gbactl_command("train", "--config-dir", ".", "mode=gba", "cluster.workers=8", "--cfg", "job", cwd=tmp_path)
+    assert (own.returncode, own.stdout) == (0, done.stdout), "the keys with an effect, not Hydra's raw configuration"
     assert not any(path.name not in ("runs",) for path in tmp_path.iterdir())
 
 

@@ -39,7 +39,7 @@ def finish(cfg: RunConfig, auc: float = 0.7, status: str = "FINISHED") -> dict[s
     path = run_dirs.create(cfg)
     cell = finished_sweep_cells.cell_of(cfg, data_fingerprint(cfg.data))
     result = {"status": status, "cell": cell, "run_dir": str(path), "auc": auc, "eps": 1e4, "run_id": None}
-    result["mode"] = cfg.mode.name
+    result |= {"mode": cfg.mode.name, "tracked_in": finished_sweep_cells.tracked_in(cfg.tracking)}
     write_result(path, result)
     if status == "FINISHED":
         finished_sweep_cells.keep(cell, path)
@@ -74,7 +74,7 @@ def test_the_code_version_sees_what_numbers_depend_on(here: Path) -> None:
     assert code_version(here) != before
 
 
-def test_what_has_finished_is_found_as_long_as_it_is_there() -> None:
+def test_what_has_finished_is_found_as_long_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finished_sweep_cells.find(config()) is None
     found = finish(config())
     assert finished_sweep_cells.find(config()) == found
@@ -85,10 +85,15 @@ def test_what_has_finished_is_found_as_long_as_it_is_there() -> None:
     assert finished_sweep_cells.find(config(run_dir="mine", seed=2)) is None
     (Path(found["run_dir"]) / "result.json").unlink()
     assert finished_sweep_cells.find(config()) is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///one.db")
     tracked = finish(config(seed=3, tracking={"experiment": "a"}))
     assert finished_sweep_cells.find(config(seed=3)) == tracked
     assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "a", "run_name": "b"})) == tracked
     assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "c"})) is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///two.db")
+    assert finished_sweep_cells.find(config(seed=3, tracking={"experiment": "a"})) is None, "it is in another store"
+    same = {"experiment": "a", "uri": "sqlite:///one.db"}
+    assert finished_sweep_cells.find(config(seed=3, tracking=same)) == tracked
 
 
 def test_a_run_that_is_begun_anew_leaves_the_former_one_beside_it(here: Path) -> None:
@@ -146,6 +151,15 @@ def test_the_command_that_a_stopped_sweep_tells_goes_on_with_it(
     again = Jobs()
     run_hydra([*arguments, "rerun=true"], again)
     assert len(again.ran) == 2
+    with pytest.raises(KeyboardInterrupt):
+        run_hydra([*arguments, "rerun=True"], Jobs(cut=1))
+    assert "1 of 2 runs have finished. Begin again with: " in capsys.readouterr().err
+
+
+def test_a_pattern_chooses_the_options_of_a_sweep() -> None:
+    ran = Jobs()
+    run_hydra(["-m", *OFF, "mode=glob(hop_*)"], ran)
+    assert [cfg.mode.name for cfg in ran.ran] == ["hop_bs", "hop_bw"]
 
 
 def test_runs_without_an_auc_end_no_sweep() -> None:
@@ -241,6 +255,7 @@ def test_trials_go_on_where_they_were_and_the_best_is_told(capsys: pytest.Captur
 
 def test_objectives_are_no_values_of_a_sweep() -> None:
     assert with_tuning(["-m", "objective=auc,eps", "seed=1,2"]) == ["-m", "objective=[auc,eps]", "seed=1,2"]
+    assert with_tuning(["objective=[auc, eps]"]) == ["objective=[auc,eps]"]
     given = with_tuning(["-m", "hydra/sweeper=optuna", "hydra.sweeper.sampler.seed=1", "objective=auc,logloss"])
     assert given[1:3] == ["hydra.sweeper.direction=[maximize,minimize]", "hydra.sweeper.n_jobs=1"]
     assert given.index("hydra.sweeper.sampler.seed=0") < given.index("hydra.sweeper.sampler.seed=1")

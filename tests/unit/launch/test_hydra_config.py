@@ -21,6 +21,7 @@ FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml
 NEEDED = {
     f"cluster/{name}.yaml": ("cluster.hosts=[a:2,b:2]",) for name in ("exec", "hosts", "ray", "slurm")
 }  # what only a user can know
+NAMED = ("mode", "model", "data", "switch", "faults")  # groups that cannot be left out
 GROUPS = [path for path in FILES if len(path.parts) == 2]
 
 
@@ -120,9 +121,14 @@ def test_overrides() -> None:
         (["model.name=dlrm"], r"^model\.name=dlrm chooses no model; type model=dlrm\.$"),
         (["data=synthetic", "data.name=criteo"], r"^data\.name=criteo chooses no data; type data=criteo\.$"),
         (["tracking.tags.study=a"], r"type \+tracking\.tags\.study=VALUE"),
+        (["tracking.tags={study: a}"], r"type \+tracking\.tags=VALUE"),
+        (["+tracking.tags.study=3"], r"tracking\.tags={'study': 3} is not keys with values, each text;"),
         (["mode=null"], "type GROUP=OPTION"),
         (["seed"], r"^'seed' is no override; type GROUP=OPTION or KEY=VALUE, without spaces around the =\.$"),
         (["mode=sync,gba"], r"^mode=sync,gba has several values; type -m for a run with each of them, or KEY=\["),
+        *(([f"~{group}"], rf"^{group}\.\w+ is needed; type {group}=OPTION") for group in NAMED),
+        (["~mode.name"], r"^mode\.name is needed; type mode=OPTION, whose file sets it, and no ~mode\.$"),
+        (["~switch.schedule"], r"^switch\.schedule is needed; type switch=OPTION"),
         (["+foo=1"], "has no key foo; keys are: mode, data"),
         (["seed=x"], "seed='x' is not a whole number"),
         (["train.global_batch=1001"], r"type train\.global_batch=1004"),

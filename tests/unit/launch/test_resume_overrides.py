@@ -150,6 +150,15 @@ def test_runs_that_are_not_there_or_have_nothing(tmp_path: Path) -> None:
         compose([f"resume={tmp_path}"])
 
 
+def test_the_beginning_of_a_run_s_name_is_no_number(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    (run / "runs").mkdir()
+    for name in ("3e45ab", "007a"):
+        (run / "runs" / name).symlink_to(run)
+    for typed in ("3e45", "007"):
+        assert compose([f"resume={typed}"]).resume == str(run.resolve() / "checkpoints" / "cut-000001")
+
+
 def test_a_sweep_names_the_run_of_each_seed(run: Path) -> None:
     (run.parent / "base-9").symlink_to(run)
     name = f"{run.parent}/base-${{seed}}"

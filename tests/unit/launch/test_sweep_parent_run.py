@@ -186,4 +186,5 @@ def test_a_sweep_is_named_by_what_varies() -> None:
     assert sweep_name(["seed=0,1"]) == "s0,1" and sweep_name(["seed=range(3)"]) == "s0,1,2"
     assert sweep_name(["mode=gba", "seed=1,2"]) == "gba s1,2" and sweep_name(["optim.lr=1"]) == "sweep"
     assert sweep_name(["optim.lr=tag(log, interval(0.0001, .1))"]) == "lr=0.0001..0.1", "of Optuna"
+    assert sweep_name(["mode=glob([g*, hop_*])", "seed=1,2"]) == "g*,hop_* s1,2"
     assert sweep_name(["optim.lr=0.016599761066641544,.1"]) == "lr=0.0166,0.1"

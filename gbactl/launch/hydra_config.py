@@ -451,7 +451,7 @@ def _explain(error: BaseException) -> str:
 def _unknown_key(key: str) -> str:
     """Describe what to type instead of an unknown key."""
     if f"{key}.".startswith("tracking.tags."):
-        return f"To add a tag, type +{key}=VALUE."
+        return f"To add a tag, type +{key if key.count('.') > 1 else f'{key}.NAME'}=VALUE."
     if having := sorted(filter(None, entries_of(key))):
         group = key.partition(".")[0]
         return f"{key} does not belong to the chosen {group}; type {group}= one of: {', '.join(having)}."

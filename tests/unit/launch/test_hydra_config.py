@@ -121,7 +121,7 @@ def test_overrides() -> None:
         (["model.name=dlrm"], r"^model\.name=dlrm chooses no model; type model=dlrm\.$"),
         (["data=synthetic", "data.name=criteo"], r"^data\.name=criteo chooses no data; type data=criteo\.$"),
         (["tracking.tags.study=a"], r"type \+tracking\.tags\.study=VALUE"),
-        (["tracking.tags={study: a}"], r"type \+tracking\.tags=VALUE"),
+        (["tracking.tags={study: a}"], r"type \+tracking\.tags\.NAME=VALUE"),
         (["+tracking.tags.study=3"], r"tracking\.tags={'study': 3} is not keys with values, each text;"),
         (["mode=null"], "type GROUP=OPTION"),
         (["seed"], r"^'seed' is no override; type GROUP=OPTION or KEY=VALUE, without spaces around the =\.$"),

@@ -247,7 +247,7 @@ class ForegroundDriver:
 
     def __init__(self, exchange: ExchangeKind, k: float, fail: Fail, paused: Paused = nullcontext) -> None:
         self.exchange, self.k, self.fail, self.paused = exchange, k, fail, paused
-        self._next = k
+        self._next = exchange.statistics.next_exchange(k)
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
         self._idle_driver: ShadowDriver | None = None
 

@@ -106,6 +106,13 @@ def test_threads_stand_still_for_an_exchange_in_the_foreground(data: Path, tmp_p
     assert result["replicas"]["sync_gap"]["mean"] == pytest.approx(3.0, abs=2.0)
 
 
+@pytest.mark.parametrize("mode", ["fr_easgd", "fr_ma"])
+def test_iterations_between_two_exchanges_are_counted_over_days(four_days: Path, tmp_path: Path, mode: str) -> None:
+    """A day has 6 or 7 iterations for each of 3 trainers."""
+    told = run(replicas(mode, k=9), four_days, tmp_path)["replicas"]
+    assert told["exchanges"] >= 3 * 2 and told["sync_gap"]["p99"] == 9.0
+
+
 def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

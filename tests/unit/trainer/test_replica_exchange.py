@@ -297,7 +297,9 @@ def test_an_exchange_that_fails_in_the_background_is_told_of_at_once(shadow: boo
     assert [str(error) for error in told] == ["another rank is gone."]
 
 
-def test_the_foreground_exchanges_every_k_iterations() -> None:
+@pytest.mark.parametrize(("last", "due"), [(0, [3, 6, 9]), (-2, [1, 4, 7, 10])])
+def test_the_foreground_exchanges_every_k_iterations(last: int, due: list[int]) -> None:
+    """The `last` exchange was in this phase or, below 0, in an earlier one."""
     asked: list[int] = []
     mine = replica()
 
@@ -305,13 +307,13 @@ def test_the_foreground_exchanges_every_k_iterations() -> None:
         asked.append(mine.iterations)
         return ones(0.0)
 
-    notes = ExchangeStatistics()
+    notes = ExchangeStatistics(last_exchange=last)
     loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3, nobody)
     for count in range(10):
         mine.step(ones(1.0), 1.0, 1.0)
         loop.on_step(count + 1)
     loop.close()
-    assert asked == [3, 6, 9] and notes.gaps == {3: 3} and notes.foreground > 0.0
+    assert asked == due and notes.gaps == {3: len(due)} and notes.foreground > 0.0
 
 
 def test_with_an_infinite_interval_nothing_is_exchanged() -> None:

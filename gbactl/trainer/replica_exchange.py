@@ -130,7 +130,7 @@ class AveragingRound(ReplicaExchange):
     def apply(self, began: float) -> bool:
         """Apply the summed vector of an averaging round, unless all ranks are leaving; return whether they are."""
         total = self._round
-        round_here(self.codec, total)
+        round_here(self.codec, total[:-4])  # the counts stay exact
         weights, leaving, trainers, computing = (float(count) for count in total[-4:])
         if leaving == trainers:
             return True

@@ -14,6 +14,7 @@ from gbactl.kernels.half_precision import CODECS
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.trainer.replica_exchange import (
+    AveragingRound,
     AveragingRounds,
     CentreExchange,
     ForegroundDriver,
@@ -108,6 +109,14 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
         False
     )
     assert mine.value.tolist() == before and heard == [[1.0] * SIZE]
+
+
+def test_two_bytes_do_not_round_the_counts_of_a_round() -> None:
+    """Above 256, bf16 has no odd numbers: all 301 ranks would seem to leave where 300 do."""
+    meeting = AveragingRound(replica(), make("ma", SIZE, {}), ExchangeStatistics(), codec=CODECS["bf16"])
+    total = meeting.fill(False)
+    total[-4:] = 301.0, 300.0, 301.0, 1.0
+    assert not meeting.apply(0.0)
 
 
 def test_every_step_and_every_difference_counts_with_threads_on_one_replica() -> None:

@@ -257,8 +257,8 @@ class ForegroundDriver:
             if self._idle_driver is not None or iterations < self._next:
                 return
             self._next += self.k
-            began = time.perf_counter()
             with self.paused():
+                began = time.perf_counter()  # from here on no thread computes
                 self.exchange.exchange_once(False)
             self.exchange.statistics.foreground += time.perf_counter() - began
 

@@ -78,15 +78,20 @@ MESSAGES_US = 500.0  # microseconds that a batch costs at least beside computing
 FEWEST_STEPS = 60  # least steps of a run, however short its --seconds
 WORST = 0.5  # a relative error above this makes the model worthless
 OWN = ("mode", "cluster", "cost", "cluster.workers", "train.global_batch", "mode.local_batch", "run_dir")
+OF_ALL_MODES = ("mode.local_batch", "mode.prefetch")  # keys that each of MODES has
 START = CostConfig(
     workers_per_host=None, servers_on="workers", allreduce_us=1000.0, allreduce_work_us=500.0,
     allreduce_message_us=200.0, allreduce_float_ns=3.0, server_message_us=25.0, coordinator_message_us=20.0,
 )  # fmt: skip
 
 
+def _key(override: str) -> str:
+    return override.split("=")[0].lstrip("+")
+
+
 def _without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Filter out the overrides that set one of `keys`."""
-    return [each for each in overrides if each.split("=")[0].lstrip("+") not in keys]
+    return [each for each in overrides if _key(each) not in keys]
 
 
 @dataclass
@@ -104,6 +109,9 @@ class Calibration:
 
     def config(self, mode: str, workers: int) -> RunConfig:
         """Make the configuration of one run of a calibration. Raises UsageError."""
+        for key in map(_key, self.overrides):
+            if key.startswith("mode.") and key not in OF_ALL_MODES:
+                raise UsageError(f"gbactl calibrate trains {', '.join(MODES)} with their defaults; leave {key} out.")
         given = [
             f"mode={mode}", f"cluster.workers={workers}", f"train.global_batch={self.local_batch * workers}",
             "cluster.threads=1", "tracking.enabled=false", "train.max_eval_samples=4096", "train.epochs=1",

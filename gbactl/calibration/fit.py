@@ -29,7 +29,7 @@ from gbactl.simulation.simulated_run import VirtualCluster, ZeroComputeCluster
 from gbactl.wire.messages import Event
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "compute": ("batch_us", "sample_us"),
+    "compute": ("batch_us", "sample_us", "push_us"),  # push_us is part of the two others
     "serving": (
         "server_message_us", "row_pull_ns", "row_apply_ns", "dense_pull_ns", "dense_apply_ns", "dense_step_ns",
     ),

@@ -1,8 +1,9 @@
 """Measurement of one worker and of one server in a single process, in CPU seconds.
 
-Of a worker it measures the cost of a gradient and of a prediction, by batch size. Of a server it measures the cost of a
-row pulled and applied, and of a dense float copied, summed and stepped, on one real shard with the rows of real
-batches. Only this thread's CPU time is counted, so a busy machine disturbs little. Each measurement takes `seconds`.
+Of a worker it measures the cost of a gradient, by batch size, of its part after the backward pass, and of a prediction.
+Of a server it measures the cost of a row pulled and applied, and of a dense float copied, summed and stepped, on one
+real shard with the rows of real batches. Only this thread's CPU time is counted, so a busy machine disturbs little.
+Each measurement takes `seconds`.
 """
 
 from __future__ import annotations
@@ -56,12 +57,19 @@ class SingleProcess:
 
     def gradient(self, samples: int, number: int) -> float:
         """Measure a training batch in CPU seconds: find distinct rows, forward, backward, copy gradients out."""
-        item = self.item(number, samples)
-        began = time.thread_time()
+        return self._train(samples, number)[0]
+
+    def push(self, samples: int, number: int) -> float:
+        """Measure the part of a training batch after the backward pass, in CPU seconds."""
+        return self._train(samples, number)[1]
+
+    def _train(self, samples: int, number: int) -> tuple[float, float]:
+        item, marks = self.item(number, samples), [time.thread_time()]
         self.source.prepare(item.grant)
-        self.compute.gradient(item)
+        self.compute.gradient(item, computed=lambda: marks.append(time.thread_time()))
         self.compute.flat.gradient_into(self._dense)
-        return time.thread_time() - began
+        began, computed, ended = *marks, time.thread_time()
+        return ended - began, ended - computed
 
     def predict(self, samples: int, number: int) -> float:
         """Measure an evaluation batch in CPU seconds."""
@@ -88,17 +96,19 @@ def line(points: dict[int, float]) -> tuple[float, float]:
 
 
 def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
-    """Measure the cost model's worker keys: batch_us, sample_us and predict_us."""
+    """Measure the cost model's worker keys: batch_us, sample_us, push_us and predict_us."""
     import torch
 
     torch.set_num_threads(1)
     alone = SingleProcess(cfg, dataset)
     with flushed():
         taken = _medians({size: partial(alone.gradient, size) for size in sizes(cfg, dataset)}, 0.8 * seconds)
-        evaluation = min(cfg.train.eval_batch, dataset.splits[0].rows)
-        judged = _medians({evaluation: partial(alone.predict, evaluation)}, 0.2 * seconds)
+        batch, evaluation = (min(size, dataset.splits[0].rows) for size in (cfg.local_batch, cfg.train.eval_batch))
+        others = {"push": partial(alone.push, batch), "predict": partial(alone.predict, evaluation)}
+        found = _medians(others, 0.2 * seconds)
     base, each = line(taken)
-    return {"batch_us": 1e6 * base, "sample_us": 1e6 * each, "predict_us": 1e6 * judged[evaluation] / evaluation}
+    times = {"batch_us": base, "sample_us": each, "push_us": found["push"], "predict_us": found["predict"] / evaluation}
+    return {key: 1e6 * value for key, value in times.items()}
 
 
 def _medians(jobs: Mapping[Key, Callable[[int], float]], seconds: float) -> dict[Key, float]:

@@ -75,7 +75,7 @@ class VirtualTrainer:
     def _begin_with(self, message: OpenReplicas) -> None:
         rule, now = self.core.begin(message), lambda: self.worker.shared.events.now
         codec, ring, statistics = self.worker.shared.codec, self.rounds.ring, self.core.statistics
-        self._pace, self._next = self.core.pace, self.core.pace.k
+        self._pace, self._next = self.core.pace, statistics.next_exchange(self.core.pace.k)
         if rule.centralised:
             self._replica_exchange = ReplicaExchange(
                 self.replica, rule, statistics, now=now, codec=codec, item=ring.traffic.item

@@ -83,7 +83,8 @@ def place(cfg: RunConfig, events: EventQueue) -> NodeHosts:
     Servers and coordinator have hosts of their own, or share the workers'."""
     cost, workers, servers = cfg.cost, cfg.processes, cfg.cluster.servers
     each = cost.workers_per_host or workers
-    hosts = [Host(events, cost.cores, min(each, workers - first)) for first in range(0, workers, each)]
+    sharing = 0 if cfg.compute_threads > 1 else each  # a thread could wait for another within its slot
+    hosts = [Host(events, cost.cores, min(sharing, workers - first)) for first in range(0, workers, each)]
     of_workers = [hosts[worker // each] for worker in range(workers)]
     if cost.servers_on == "own":
         own = [Host(events, cost.cores) for _ in range(servers + 1)]

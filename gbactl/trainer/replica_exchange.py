@@ -130,7 +130,7 @@ class AveragingRound(ReplicaExchange):
     def apply(self, began: float) -> bool:
         """Apply the summed vector of an averaging round, unless all ranks are leaving; return whether they are."""
         total = self._round
-        round_here(self.codec, total)
+        round_here(self.codec, total[:-4])  # the counts stay exact
         weights, leaving, trainers, computing = (float(count) for count in total[-4:])
         if leaving == trainers:
             return True
@@ -247,7 +247,7 @@ class ForegroundDriver:
 
     def __init__(self, exchange: ExchangeKind, k: float, fail: Fail, paused: Paused = nullcontext) -> None:
         self.exchange, self.k, self.fail, self.paused = exchange, k, fail, paused
-        self._next = k
+        self._next = exchange.statistics.next_exchange(k)
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
         self._idle_driver: ShadowDriver | None = None
 
@@ -257,8 +257,8 @@ class ForegroundDriver:
             if self._idle_driver is not None or iterations < self._next:
                 return
             self._next += self.k
-            began = time.perf_counter()
             with self.paused():
+                began = time.perf_counter()  # from here on no thread computes
                 self.exchange.exchange_once(False)
             self.exchange.statistics.foreground += time.perf_counter() - began
 

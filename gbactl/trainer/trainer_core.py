@@ -83,11 +83,13 @@ SPACING = 1.1  # distances are taken at exchanges 1, 2, 3, ... 10, 12, 14, ...: 
 
 @dataclass
 class ExchangeStatistics(ExchangeTotals):
-    """Statistics of one trainer's exchanges. While it is `idle`, exchanges without local steps count no gap."""
+    """Statistics of one trainer's exchanges. While it is `idle`, exchanges without local steps count no gap.
+
+    `last_exchange`: local steps of the phase at the last exchange; below 0 if that was in an earlier phase."""
 
     gaps: Counter[int] = field(default_factory=Counter)
     idle: bool = False
-    _last_exchange: int = 0
+    last_exchange: int = 0
     _next_distance: float = 1.0
 
     def distance(self, seconds: float, replica: Floats, other: Floats) -> None:
@@ -101,11 +103,15 @@ class ExchangeStatistics(ExchangeTotals):
     def add(self, iterations: int, seconds: float, sent: float) -> None:
         """Record an exchange: its duration and bytes sent, and the local steps done so far."""
         self.exchanges += 1
-        if iterations > self._last_exchange or not self.idle:
-            self.gaps[iterations - self._last_exchange] += 1
-        self._last_exchange = iterations
+        if iterations > self.last_exchange or not self.idle:
+            self.gaps[iterations - self.last_exchange] += 1
+        self.last_exchange = iterations
         self.seconds += seconds
         self.sent += sent
+
+    def next_exchange(self, k: float) -> float:
+        """Compute at how many local steps of the phase an exchange is due that comes `k` steps after the last one."""
+        return max(0, self.last_exchange + k)
 
     @property
     def totals(self) -> ExchangeTotals:
@@ -174,7 +180,8 @@ class TrainerCore:
         A worker that is no trainer in the phase only answers the others."""
         self.opened, self.trains = message.request, self.index < message.trainers
         outdated, self._up_to_date = self.trains and not self._up_to_date, self.trains
-        self.statistics, self._first_iteration = ExchangeStatistics(), self.replica.iterations
+        self.statistics = ExchangeStatistics(last_exchange=self.statistics.last_exchange - self.iterations)
+        self._first_iteration = self.replica.iterations
         return outdated
 
     def begin(self, message: OpenReplicas) -> AveragingRule:
@@ -190,6 +197,7 @@ class TrainerCore:
         if self._all_equal or self._rule is None or self._rule[0] != key:
             block = self.replica.block
             self._rule = (key, make(message.rule, block.params, message.values))
+            self.statistics.last_exchange = 0
             if self._all_equal:
                 self._rule[1].start(block.value)
         return self._rule[1]

@@ -83,25 +83,30 @@ def test_the_table_has_a_line_a_run() -> None:
 
 
 def test_every_run_has_the_local_batch_of_the_one_that_was_asked_for() -> None:
-    plan = Calibration(["train.global_batch=1024", "cluster.workers=8", "model.dim=4", "mode=gba"], (2, 4), 1, 1.0)
+    overrides = ["train.global_batch=1024", "cluster.workers=8", "model.dim=4", "mode=gba", "mode.prefetch=none"]
+    plan = Calibration(overrides, (2, 4), 1, 1.0)
     for mode, workers in (("sync", 2), ("gba", 4), ("async", 16)):
         cfg = plan.config(mode, workers)
         assert (cfg.mode.name, cfg.local_batch, cfg.cluster.workers) == (mode, 128, workers)
-        assert cfg.model.dim == 4 and cfg.cluster.name == "local" and not cfg.tracking.enabled
+        assert cfg.model.dim == 4 and cfg.mode.prefetch == "none"
+        assert cfg.cluster.name == "local" and not cfg.tracking.enabled
 
 
 @pytest.mark.parametrize(
-    ("out", "workers", "message"),
+    ("out", "workers", "overrides", "message"),
     [
-        ("nowhere/a.yaml", (2, 4), "There is no folder"),
-        ("a.txt", (2, 4), "type --out a.txt.yaml"),
-        ("a.yaml", (2, 2), "type --workers 2,4"),
-        ("a.yaml", (1, 2), "type --workers 2,4"),
+        ("nowhere/a.yaml", (2, 4), [], "There is no folder"),
+        ("a.txt", (2, 4), [], "type --out a.txt.yaml"),
+        ("a.yaml", (2, 2), [], "type --workers 2,4"),
+        ("a.yaml", (1, 2), [], "type --workers 2,4"),
+        ("a.yaml", (2, 4), ["mode=gba", "mode.iota=2"], r"sync, async, gba with .* defaults; leave mode\.iota out\.$"),
+        ("a.yaml", (2, 4), ["+mode.sparse_divisor=contributors"], r"leave mode\.sparse_divisor out\.$"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, workers: tuple[int, ...], message: str
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, workers: tuple[int, ...], overrides: list[str],
+    message: str,
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
-        calibrate(Path(out), [], workers, 1.0, 1)
+        calibrate(Path(out), overrides, workers, 1.0, 1)

@@ -93,6 +93,11 @@ def test_a_prediction_is_the_rate_of_the_real_virtual_run(dataset: Dataset, tmp_
         assert predict(cfg, MACHINE, dataset, tmp_path).eps == pytest.approx(notes.rate, rel=0.02), mode
 
 
+def test_what_follows_the_backward_pass_stays_the_same_part_of_a_gradient() -> None:
+    faster = start(0.5, *[1.0] * (len(GROUPS) - 1))
+    assert faster.push_us / faster.sample_us == pytest.approx(MACHINE.push_us / MACHINE.sample_us)
+
+
 def test_a_prediction_is_the_same_every_time(dataset: Dataset, tmp_path: Path) -> None:
     cfg = config("gba", 2)
     assert predict(cfg, MACHINE, dataset, tmp_path) == predict(cfg, MACHINE, dataset, tmp_path)

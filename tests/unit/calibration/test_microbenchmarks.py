@@ -34,8 +34,9 @@ def test_sizes_lie_around_the_local_batch_and_within_the_data(dataset: Dataset) 
 def test_everything_measured_is_a_price_of_the_cost_model(dataset: Dataset) -> None:
     cfg = config("gba", 2)
     prices = microbenchmarks.measure_worker(cfg, dataset, 0.05) | microbenchmarks.measure_server(cfg, dataset, 0.05)
-    assert set(prices) <= {f.name for f in fields(CostConfig)} and len(prices) == 8
+    assert set(prices) <= {f.name for f in fields(CostConfig)} and len(prices) == 9
     assert all(price >= 0 for price in prices.values())
     assert prices["batch_us"] + prices["sample_us"] > 0 and prices["predict_us"] > 0
+    assert 0 < prices["push_us"] < prices["batch_us"] + prices["sample_us"] * cfg.local_batch
     assert prices["row_pull_ns"] > 0 and prices["row_apply_ns"] > 0
     CostConfig(**prices).check()  # type: ignore[arg-type]

@@ -106,6 +106,23 @@ def test_threads_stand_still_for_an_exchange_in_the_foreground(data: Path, tmp_p
     assert result["replicas"]["sync_gap"]["mean"] == pytest.approx(3.0, abs=2.0)
 
 
+def test_workers_with_several_threads_take_no_time_slots_of_a_core(data: Path, tmp_path: Path) -> None:
+    """So it is with real workers. One with one thread waits for its turn on the core that two share."""
+    waited = {}
+    for threads in (1, 2):
+        cfg = replicas("fr_easgd", 4, hogwild_threads=threads, cost={"cores": 2})
+        times = run(cfg, data, tmp_path / str(threads))["time"]["processes"]
+        waited[threads] = sum(times[f"W{worker}"]["turn"] for worker in range(4))
+    assert waited[1] > 0 and waited[2] == 0
+
+
+@pytest.mark.parametrize("mode", ["fr_easgd", "fr_ma"])
+def test_iterations_between_two_exchanges_are_counted_over_days(four_days: Path, tmp_path: Path, mode: str) -> None:
+    """A day has 6 or 7 iterations for each of 3 trainers."""
+    told = run(replicas(mode, k=9), four_days, tmp_path)["replicas"]
+    assert told["exchanges"] >= 3 * 2 and told["sync_gap"]["p99"] == 9.0
+
+
 def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

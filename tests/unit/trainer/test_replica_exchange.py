@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from gbactl.kernels.half_precision import CODECS
 from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optimizer_settings import OptimizerSpec
 from gbactl.trainer.replica_exchange import (
+    AveragingRound,
     AveragingRounds,
     CentreExchange,
     ForegroundDriver,
@@ -108,6 +112,14 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
         False
     )
     assert mine.value.tolist() == before and heard == [[1.0] * SIZE]
+
+
+def test_two_bytes_do_not_round_the_counts_of_a_round() -> None:
+    """Above 256, bf16 has no odd numbers: all 301 ranks would seem to leave where 300 do."""
+    meeting = AveragingRound(replica(), make("ma", SIZE, {}), ExchangeStatistics(), codec=CODECS["bf16"])
+    total = meeting.fill(False)
+    total[-4:] = 301.0, 300.0, 301.0, 1.0
+    assert not meeting.apply(0.0)
 
 
 def test_every_step_and_every_difference_counts_with_threads_on_one_replica() -> None:
@@ -297,7 +309,9 @@ def test_an_exchange_that_fails_in_the_background_is_told_of_at_once(shadow: boo
     assert [str(error) for error in told] == ["another rank is gone."]
 
 
-def test_the_foreground_exchanges_every_k_iterations() -> None:
+@pytest.mark.parametrize(("last", "due"), [(0, [3, 6, 9]), (-2, [1, 4, 7, 10])])
+def test_the_foreground_exchanges_every_k_iterations(last: int, due: list[int]) -> None:
+    """The `last` exchange was in this phase or, below 0, in an earlier one."""
     asked: list[int] = []
     mine = replica()
 
@@ -305,13 +319,18 @@ def test_the_foreground_exchanges_every_k_iterations() -> None:
         asked.append(mine.iterations)
         return ones(0.0)
 
-    notes = ExchangeStatistics()
-    loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3, nobody)
+    @contextmanager
+    def paused() -> Iterator[None]:
+        time.sleep(0.1)  # until the last thread has stopped; the others still compute
+        yield
+
+    notes = ExchangeStatistics(last_exchange=last)
+    loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3, nobody, paused)
     for count in range(10):
         mine.step(ones(1.0), 1.0, 1.0)
         loop.on_step(count + 1)
     loop.close()
-    assert asked == [3, 6, 9] and notes.gaps == {3: 3} and notes.foreground > 0.0
+    assert asked == due and notes.gaps == {3: len(due)} and 0.0 < notes.foreground < 0.1
 
 
 def test_with_an_infinite_interval_nothing_is_exchanged() -> None:

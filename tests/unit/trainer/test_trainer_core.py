@@ -70,6 +70,24 @@ def test_iterations_are_those_of_the_phase() -> None:
     assert core.pace.k == 4
 
 
+def test_the_steps_since_the_last_exchange_count_in_later_phases_until_all_replicas_are_equal_or_k_is_another() -> None:
+    core = TrainerCore(0, block)
+    phases = [(4, 4, 3), (4, 1, 0), (4, 1, 3), (4, 2, 1), (5, 5, 2), (5, 3, 7), (5, 0, 0)]
+    for turn, (k, due, steps) in enumerate(phases):
+        core.open(opening(turn, k=k))
+        core.begin(opening(turn, k=k))
+        assert core.statistics.next_exchange(core.pace.k) == due
+        for _ in range(steps):
+            step(core)
+            if k == 4 and core.iterations == due:
+                core.statistics.add(core.iterations, 0.0, 0.0)
+        assert core.statistics.gaps == ({4: 1} if turn == 2 else {})
+    core.took_over()
+    core.open(opening(9, k=5))
+    core.begin(opening(9, k=5))
+    assert core.statistics.next_exchange(core.pace.k) == 5
+
+
 def test_a_replica_is_saved_as_it_is_and_nothing_of_one_that_does_not_train() -> None:
     core = TrainerCore(0, block)
     step(core)

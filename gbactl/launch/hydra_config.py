@@ -77,7 +77,7 @@ ROOT_CONFIG = ROOT.removesuffix(".yaml")
 OF_A_SWEEP = tuple(field.name for field in dataclasses.fields(SweepOptions))
 NOT_OF_A_RUN = ("hydra", *OF_A_SWEEP)
 # keys that are read before all are checked
-NEEDED = ("mode.name", "model.name", "data.name", "switch.name", "switch.schedule", "faults.plans")
+NEEDED = ("mode.name", "model.name", "data.name", "switch.name", "faults.plans")
 COMMON = {"mode": ModeConfig, "model": ModelConfig}  # classes of the keys that all targets of a group have
 CONFIG_DIR = ("--config-dir", "-cd")
 
@@ -138,7 +138,7 @@ def _other_modes(switch: dict[str, Any], mode: dict[str, Any]) -> list[str]:
     """Return the names of the modes that a run will or may switch to."""
     if switch["name"] == "auto":
         return [SYNC if mode["name"] == GBA else GBA]
-    return [str(entry.get("to")) if isinstance(entry, dict) else "" for entry in switch["schedule"]]
+    return [str(entry.get("to")) if isinstance(entry, dict) else "" for entry in switch.get("schedule") or []]
 
 
 def mode_file(mode: str) -> dict[str, Any]:

@@ -70,6 +70,23 @@ def test_kills_that_were_due_before_the_checkpoint_are_not_repeated(data: Path, 
         assert [failed["process"] for failed in again["recovery"]] == lost
 
 
+def test_the_times_of_other_faults_begin_anew_in_a_resumed_run(data: Path, tmp_path: Path) -> None:
+    saved = CheckpointConfig("full", interval_steps=4, keep=9, save_seconds=1.0)
+    cfg = dataclasses.replace(config("gba", cost={"batch_us": 200_000.0}), checkpoint=saved)
+    run(cfg, data, tmp_path / "base")
+    path = tmp_path / "base" / "checkpoints" / "cut-000001"
+    chain = CheckpointFolder(path.parent).chain(path.name)
+    resumed_at = chain.last.position["seconds"]
+    assert resumed_at > 0.6
+    storm = {"kind": "messages", "drop": 0.3, "time": 0.1, "seconds": 0.5}
+    values = {**config_at(chain), "resume": str(path), "faults": {"plans": [storm]}}
+    result = run(from_dict(values), data, tmp_path / "next")
+    assert result["messages"]["dropped"] > 0
+    assert {acted["plan"] for acted in result["faults"]["acted"]} == {0}
+    for acted in result["faults"]["acted"]:
+        assert resumed_at + 0.1 <= acted["from_s"] <= acted["until_s"] < resumed_at + 0.6
+
+
 @pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
 def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Path) -> None:
     saved = CheckpointConfig(

@@ -234,7 +234,7 @@ class RunRecord:
             "phases": self.phases,
             "rounds": by_round(self.phases),
             "curve": _thinned(self.curve),
-            **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
+            **self.statistics.summary({name: v.counters for name, v in inspected.items()}, self.seconds_at_resume),
             "time": self.statistics.times.summary(self.began, {n: v.times for n, v in inspected.items() if v.times}),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},

@@ -358,8 +358,12 @@ class Statistics(SavedStatistics):
         recent, self.recent = self.recent, RecentGradients()
         return recent
 
-    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """Fields of result.json from these statistics; `counters`: the servers' counters."""
+    def summary(
+        self, counters: Mapping[str, Mapping[str, int]] | None = None, resumed_at: float = 0.0
+    ) -> dict[str, Any]:
+        """Fields of result.json from these statistics.
+
+        `counters`: the servers' counters; `resumed_at`: second at which the run was resumed, 0 if it was not."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {
@@ -375,7 +379,7 @@ class Statistics(SavedStatistics):
                 }
                 for w, rate in sorted(self.workers.items())
             },
-            **({} if self.observed is None else {"faults": self.observed.summary(counters)}),
+            **({} if self.observed is None else {"faults": self.observed.summary(counters, resumed_at)}),
         }
 
 

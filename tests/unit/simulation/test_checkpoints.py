@@ -79,10 +79,11 @@ def test_the_times_of_other_faults_begin_anew_in_a_resumed_run(data: Path, tmp_p
     resumed_at = chain.last.position["seconds"]
     assert resumed_at > 0.6
     storm = {"kind": "messages", "drop": 0.3, "time": 0.1, "seconds": 0.5}
-    values = {**config_at(chain), "resume": str(path), "faults": {"plans": [storm]}}
+    window = {"kind": "window", "factor": 3, "from": 0.1, "until": 0.6, "servers": [0]}
+    values = {**config_at(chain), "resume": str(path), "faults": {"plans": [storm, window]}}
     result = run(from_dict(values), data, tmp_path / "next")
     assert result["messages"]["dropped"] > 0
-    assert {acted["plan"] for acted in result["faults"]["acted"]} == {0}
+    assert {acted["plan"] for acted in result["faults"]["acted"]} == {0, 1}
     for acted in result["faults"]["acted"]:
         assert resumed_at + 0.1 <= acted["from_s"] <= acted["until_s"] < resumed_at + 0.6
 

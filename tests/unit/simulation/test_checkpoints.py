@@ -70,7 +70,7 @@ def test_kills_that_were_due_before_the_checkpoint_are_not_repeated(data: Path, 
         assert [failed["process"] for failed in again["recovery"]] == lost
 
 
-def test_the_times_of_other_faults_begin_anew_in_a_resumed_run(data: Path, tmp_path: Path) -> None:
+def test_other_faults_and_what_saving_costs_begin_anew_in_a_resumed_run(data: Path, tmp_path: Path) -> None:
     saved = CheckpointConfig("full", interval_steps=4, keep=9, save_seconds=1.0)
     cfg = dataclasses.replace(config("gba", cost={"batch_us": 200_000.0}), checkpoint=saved)
     run(cfg, data, tmp_path / "base")
@@ -86,6 +86,9 @@ def test_the_times_of_other_faults_begin_anew_in_a_resumed_run(data: Path, tmp_p
     assert {acted["plan"] for acted in result["faults"]["acted"]} == {0, 1}
     for acted in result["faults"]["acted"]:
         assert resumed_at + 0.1 <= acted["from_s"] <= acted["until_s"] < resumed_at + 0.6
+    overhead = result["checkpoint"]["overhead"]
+    assert overhead["saving_seconds"] > 0.0
+    assert overhead["job_seconds"] + overhead["saving_seconds"] == pytest.approx(result["virtual_seconds"], abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])

@@ -390,6 +390,10 @@ class NormLog:
         self.path = path
         self._parts: defaultdict[int, list[GradientNorms]] = defaultdict(list)
 
+    def roll_back(self) -> None:
+        """Forget the shares of steps that are not complete: these steps are trained again."""
+        self._parts.clear()
+
     def add(self, mode: str, part: GradientNorms, nodes: int) -> None:
         """Add a node's share of a step's gradient norms; the last node's share completes the step, which is written."""
         parts = self._parts[part.step]

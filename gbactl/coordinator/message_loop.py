@@ -254,8 +254,8 @@ class Coordinator:
         self.context.members.member(channel)
         if message.square < 0:
             raise WireError(f"{channel.peer} sent a negative square of a norm, {message.square}.")
-        replicated = self.context.home == "workers"
-        self.context.norms.add(self.context.current.mode.name, message, self.context.cfg.cluster.servers + replicated)
+        run, node = self.context, "W" if channel.peer.role == "worker" else str(channel.peer)
+        run.norms.add(run.current.mode.name, node, message, run.cfg.cluster.servers + (run.home == "workers"))
 
     def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
         if channel is not self.context.launcher or event.name not in ("switch", "stop"):

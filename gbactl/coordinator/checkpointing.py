@@ -140,6 +140,7 @@ class Checkpointing:
         run, position = self.run, JobPosition.read(read_manifest(path).position)
         self.resumed, self._base = position, None
         run.record.continue_clock(position.seconds)
+        run.record.seconds_at_resume = position.seconds
         run.record.restore(position)
         same_run = path.resolve().parent == self.folder.path.resolve()
         run.record.inherited = position.inherited if same_run else len(position.phases)

@@ -80,6 +80,12 @@ class WorkerRecovery:
         """Global step and seconds of training so far; negative values before training begins."""
         return (self.run.step_now, self.run.record.seconds) if self.run.members.settled else (-1, -1.0)
 
+    @property
+    def progress_since_resume(self) -> tuple[int, float]:
+        """Global step and seconds for the periods of message faults, whose time begins anew in a resumed run."""
+        step, seconds = self.training_progress
+        return step, seconds - self.run.record.seconds_at_resume
+
     # -- while the coordinator waits ----------------------------------------------------------------
 
     def shorten_wait(self, seconds: float) -> float:
@@ -96,7 +102,7 @@ class WorkerRecovery:
         run = self.run
         observed = run.record.statistics.observed
         if self._fault_periods is not None and observed is not None and run.training is not None:
-            observed.note_message_faults(self._fault_periods.active_indexes(*self.training_progress))
+            observed.note_message_faults(self._fault_periods.active_indexes(*self.progress_since_resume))
         if self._has_failures:
             progress = self.training_progress
             for injection in self.injector.due(*progress):

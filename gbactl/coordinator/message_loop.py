@@ -19,7 +19,6 @@ from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.run_context import RunContext, WaitCondition
 from gbactl.coordinator.run_flow import RunFlow
 from gbactl.coordinator.state import JournalState
-from gbactl.coordinator.statistics import NORMS_FILE, NormLog
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
 from gbactl.wire import frames
@@ -71,7 +70,6 @@ class Coordinator:
         self.core = CoordinatorCore(self.context, 0 if journal is None else journal.term)
         self.failover = None if journal is None else Failover(self.core, journal)
         self.flow = RunFlow(self.core, self.failover)
-        self.norms = NormLog(run_dir / NORMS_FILE)
         self._next_progress, self._reported = 0.0, (0, 0)
         core = self.core
         self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
@@ -256,8 +254,8 @@ class Coordinator:
         self.context.members.member(channel)
         if message.square < 0:
             raise WireError(f"{channel.peer} sent a negative square of a norm, {message.square}.")
-        replicated = self.context.home == "workers"
-        self.norms.add(self.context.current.mode.name, message, self.context.cfg.cluster.servers + replicated)
+        run, node = self.context, "W" if channel.peer.role == "worker" else str(channel.peer)
+        run.norms.add(run.current.mode.name, node, message, run.cfg.cluster.servers + (run.home == "workers"))
 
     def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
         if channel is not self.context.launcher or event.name not in ("switch", "stop"):

@@ -40,7 +40,7 @@ from gbactl.coordinator.state import (
     write_times,
     writes_journal,
 )
-from gbactl.coordinator.statistics import ActivityTimes
+from gbactl.coordinator.statistics import NORMS_FILE, ActivityTimes, NormLog
 from gbactl.data.dataset import Dataset
 from gbactl.errors import DivergedError, WireError
 from gbactl.faults.observed_effects import ObservedBatches
@@ -141,6 +141,7 @@ class RunContext:
         self.journaled = writes_journal(cfg)
         if journal is None:
             (run_dir / JOURNAL_FILE).unlink(missing_ok=True)  # left by an earlier part of a resumed run
+        self.norms = NormLog(run_dir / NORMS_FILE)
         self.log = EventLog(run_dir / "events.log", header, None if journal is None else journal.end, self.journaled)
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
         self.launcher: Channel | None = None

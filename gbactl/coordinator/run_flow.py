@@ -293,6 +293,7 @@ class RunFlow:
         if run.home != "servers":
             yield from core.migration.fetch_again(run.home)
             run.fencing.tell_workers()
+        run.norms.roll_back()
         not_yet_counted = rolled_back = finished - run.record.ledger.finished
         for failed in run.failures.failures:
             if failed.process.startswith("S") and failed.loaded is None:

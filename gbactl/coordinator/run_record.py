@@ -81,6 +81,7 @@ class RunRecord:
         self.phases: list[dict[str, Any]] = []
         self.inherited = 0  # number of phases that the run which this one began from has trained
         self.curve: list[dict[str, Any]] = []
+        self.seconds_at_resume = 0.0  # seconds that the run had taken at the checkpoint that it resumed from
         self.modes = ""  # modes so far: sync>gba@day2
         self.round = 0  # number of the current round, or of the last one
         self.last_gradient: float | None = None  # end of the last phase, by `now`
@@ -233,7 +234,7 @@ class RunRecord:
             "phases": self.phases,
             "rounds": by_round(self.phases),
             "curve": _thinned(self.curve),
-            **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
+            **self.statistics.summary({name: v.counters for name, v in inspected.items()}, self.seconds_at_resume),
             "time": self.statistics.times.summary(self.began, {n: v.times for n, v in inspected.items() if v.times}),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},

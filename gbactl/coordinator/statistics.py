@@ -358,8 +358,12 @@ class Statistics(SavedStatistics):
         recent, self.recent = self.recent, RecentGradients()
         return recent
 
-    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """Fields of result.json from these statistics; `counters`: the servers' counters."""
+    def summary(
+        self, counters: Mapping[str, Mapping[str, int]] | None = None, resumed_at: float = 0.0
+    ) -> dict[str, Any]:
+        """Fields of result.json from these statistics.
+
+        `counters`: the servers' counters; `resumed_at`: second at which the run was resumed, 0 if it was not."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {
@@ -375,7 +379,7 @@ class Statistics(SavedStatistics):
                 }
                 for w, rate in sorted(self.workers.items())
             },
-            **({} if self.observed is None else {"faults": self.observed.summary(counters)}),
+            **({} if self.observed is None else {"faults": self.observed.summary(counters, resumed_at)}),
         }
 
 
@@ -384,15 +388,24 @@ class NormLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._parts: defaultdict[int, list[GradientNorms]] = defaultdict(list)
+        self._parts: defaultdict[int, dict[str, GradientNorms]] = defaultdict(dict)
+        self._written = -1  # last step that was written
 
-    def add(self, mode: str, part: GradientNorms, nodes: int) -> None:
-        """Add a node's share of a step's gradient norms; the last node's share completes the step, which is written."""
-        parts = self._parts[part.step]
-        parts.append(part)
-        if len(parts) < nodes:
+    def roll_back(self) -> None:
+        """Forget the shares of steps that are not complete: these steps are trained again."""
+        self._parts.clear()
+        self._written = -1
+
+    def add(self, mode: str, node: str, part: GradientNorms, nodes: int) -> None:
+        """Add a node's share of a step's gradient norms; the last of `nodes` shares completes the step.
+
+        `node` is the same for all workers: all have the same sum of dense gradients, and any one may be lost."""
+        if part.step <= self._written:
             return
-        del self._parts[part.step]
+        self._parts[part.step][node] = part
+        if len(self._parts[part.step]) < nodes:
+            return
+        parts, self._written = self._parts.pop(part.step).values(), part.step
         line = {
             "step": part.step, "mode": mode, "dense": math.sqrt(sum(p.square for p in parts)),
             "rows": [norm for p in parts for norm in p.rows],

@@ -138,25 +138,27 @@ class ObservedBatches:
             return 0.0
         return self._unslowed_rate(worker, {w: sums.recent for w, sums in self._hardly_slowed.items()}) or 0.0
 
-    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+    def summary(
+        self, counters: Mapping[str, Mapping[str, int]] | None = None, resumed_at: float = 0.0
+    ) -> dict[str, Any]:
         """Build `faults` of result.json: the plan, and injected and observed slow-downs of every affected process.
 
-        `counters`: those of the servers."""
+        `counters`: those of the servers; `resumed_at`: second at which the run was resumed, 0 if it was not."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
         servers = server_slowdowns(self.plan, counters or {})
-        self._add_hogs()
-        add_acted(self.acted, counters or {})
+        self._add_hogs(resumed_at)
+        add_acted(self.acted, counters or {}, resumed_at)
         acted = {"acted": self.acted.to_list()}
         return {"plans": self.plan.to_list(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
 
-    def _add_hogs(self) -> None:
+    def _add_hogs(self, resumed_at: float) -> None:
         """Record competing processes as active in their whole period, whatever their effect on workers."""
         for index, fault in enumerate(self.plan.faults):
-            if isinstance(fault, CpuHog) and fault.from_ < self._last:
-                end = self._last if fault.until is None else min(fault.until, self._last)
+            if isinstance(fault, CpuHog) and (begin := resumed_at + fault.from_) < self._last:
+                end = self._last if fault.until is None else min(resumed_at + fault.until, self._last)
                 workers = [f"W{worker}" for worker in self.plan.chosen[index]]
                 for name in workers or [f"core {core}" for core in fault.cores or ()]:
-                    self.acted.add(index, name, fault.from_, end)
+                    self.acted.add(index, name, begin, end)
 
     def _worker(self, worker: int) -> dict[str, float | None]:
         sums, reference = self._workers.get(worker), self.reference(worker)

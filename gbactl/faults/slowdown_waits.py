@@ -151,14 +151,16 @@ class ServerSlowdown:
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
 
 
-def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> None:
-    """Add the slow-downs that servers have counted to the record of the faults that acted."""
+def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]], resumed_at: float) -> None:
+    """Add the slow-downs that servers have counted to the record of the faults that acted.
+
+    `resumed_at`: second of the run at which the servers began to count."""
     for server, counted in counters.items():
         for index in (
             int(name.split("_")[1]) for name in counted if name.startswith("acted_") and name.endswith(SPAN[0])
         ):
             begin, end, factor = (counted[f"acted_{index}_{name}"] / 1e6 for name in SPAN)
-            acted.add(index, server, begin, end, factor)
+            acted.add(index, server, resumed_at + begin, resumed_at + end, factor)
 
 
 def server_slowdowns(plan: FaultPlan, counters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float | None]]:

@@ -33,7 +33,7 @@ FAULTS = "faults.json"
 REPORT = "report.html"
 LOG = "events.log"
 LOCK = ".run.lock"
-FILES = ("logs", RESULT, LOG, AUTO_FILE)  # of each start of a run, beside its configuration
+FILES = ("logs", RESULT, LOG, AUTO_FILE, "norms.jsonl")  # of each start of a run, beside its configuration
 CHANGED = "config.*.yaml"  # configurations of earlier starts, where a later one has changed something
 ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 

@@ -125,6 +125,7 @@ class VirtualCoordinator(Coordinator):
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()
             if "checkpoint" in result:
-                result["checkpoint"] |= checkpoint_fields(self.context.record.seconds)
+                record = self.context.record
+                result["checkpoint"] |= checkpoint_fields(record.seconds - record.seconds_at_resume)
 
         self.flow.amend_result = amend

@@ -243,5 +243,5 @@ class ServerFailures:
         run.send_event("checkpoint", {"state": "back", "sentence": sentence})
 
     def to_result(self, seconds: float) -> dict[str, Any]:
-        """Field `overhead` of result.json: what saves and server recoveries cost; `seconds`: duration of the run."""
+        """Field `overhead` of result.json: what saves and server recoveries cost in the run's last `seconds`."""
         return {"overhead": self.spent.to_result(seconds)}

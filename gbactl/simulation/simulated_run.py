@@ -111,7 +111,7 @@ class VirtualCluster:
         periods = plan.fault_periods()
         self.network = Network(
             self.events, self.cost, self.codec, self.hub.traffic, plan,
-            lambda: periods.active_indexes(*self.coordinator.core.workers.training_progress), self.hub.counts,
+            lambda: periods.active_indexes(*self.coordinator.core.workers.progress_since_resume), self.hub.counts,
         )  # fmt: skip
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failures = FailureInjection(self)

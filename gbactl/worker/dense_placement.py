@@ -157,8 +157,7 @@ class ReplicatedDense(DensePlacement):
         self.recovery: SyncRecovery | None = None
         if cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective):
             self.recovery = SyncRecovery(collective, self.client, flat, self.block.value, self.steps)
-        # all have the same sum: worker 0 reports it
-        self.norms_every = cfg.train.norms_every if self.client.index == 0 else 0
+        self.norms_every = cfg.train.norms_every
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         edges = bucket_edges([high - low for low, high in spans], cfg.collective.buckets)

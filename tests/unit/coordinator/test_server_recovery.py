@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 import threading
@@ -15,7 +16,16 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder, read_manifest, write_manifest
 from gbactl.checkpoint.publishing import Publication
-from gbactl.config import CheckpointConfig, CollectiveConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig, check
+from gbactl.config import (
+    CheckpointConfig,
+    CollectiveConfig,
+    FaultsConfig,
+    ModeConfig,
+    RunConfig,
+    SwitchConfig,
+    TrainConfig,
+    check,
+)
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
@@ -303,22 +313,34 @@ def test_such_a_run_cannot_be_replayed(cluster: ThreadCluster) -> None:
 
 # -- everybody goes back ----------------------------------------------------------------------------
 
+NORMS = TrainConfig(global_batch=96, eval_batch=200, norms_every=1)
+
+
+def norms(folder: Path) -> list[dict[str, Any]]:
+    """Lines of norms.jsonl, the norms of rows in an order that does not depend on the servers' speed."""
+    lines = map(json.loads, (folder / "norms.jsonl").read_text().splitlines())
+    return [{**line, "rows": sorted(line["rows"])} for line in lines]
+
 
 @pytest.fixture(scope="module")
 def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_in_memory(config("sync", save="full"), data, tmp_path_factory.mktemp("undisturbed"))
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return {**run_in_memory(config("sync", save="full", train=NORMS), data, folder), "norms": norms(folder)}
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("kind", "turn", "after", "every"),
-    [(Push, 25, False, 3), (OrderStep, 8, True, 3), (Push, 9, False, 1000), (Inspect, 1, False, 3), (Save, 2, True, 3)],
-)
+    [
+        (Push, 25, False, 3), (OrderStep, 8, True, 3), (OrderStep, 8, False, 3), (Push, 9, False, 1000),
+        (Inspect, 1, False, 3), (Save, 2, True, 3),
+    ],
+)  # fmt: skip
 def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     cluster: ThreadCluster, undisturbed: dict[str, Any], kind: type[Any], turn: int, after: bool, every: int
 ) -> None:
     Victim(cluster.patch, kind, turn, after=after)
-    result = cluster.train(config("sync", save="full", every=every))
+    result = cluster.train(config("sync", save="full", every=every, train=NORMS))
     assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
     [failed] = result["recovery"]
@@ -326,6 +348,8 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     [rewound] = cluster.told("rewound")
     assert rewound["to"] == (0 if every > 100 else rewound["to"] // 3 * 3) and rewound["samples"] >= 0
     assert failed["samples_rolled_back"] == rewound["samples"]
+    again = undisturbed["norms"][rewound["to"] :]
+    assert not again or norms(cluster.folder)[-len(again) :] == again
 
 
 @pytest.mark.quick(2)

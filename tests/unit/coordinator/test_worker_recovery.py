@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.config import CollectiveConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig, check
+from gbactl.config import CollectiveConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig, TrainConfig, check
 from gbactl.coordinator.failure_recovery import MESSAGE_OUTCOMES
 from gbactl.coordinator.live_phase import LivePhase
 from gbactl.coordinator.training_phase import ApplyStep
@@ -134,8 +135,10 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
 ) -> None:
     """The dead worker's part of the sum is there (it pushes after it): its rows came to no, one or all servers."""
     Victim(cluster.patch, victim, turn, when)
-    result = cluster.train(config("sync", lost=lost))
+    result = cluster.train(config("sync", lost=lost, train=TrainConfig(96, eval_batch=200, norms_every=1)))
     assert model(result) == model(undisturbed)
+    norms = map(json.loads, (cluster.folder / "norms.jsonl").read_text().splitlines())
+    assert [line["step"] for line in norms] == list(range(result["global_step"]))
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
 
 

@@ -180,7 +180,8 @@ def trained(*plans: dict[str, Any], workers: int = 4, seconds: float = 1.0, dela
 
 
 def result(made: ObservedBatches, *injected: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"faults": with_injected(made.summary(more.pop("counters", None)), injected), **more}
+    summary = made.summary(more.pop("counters", None), more.pop("resumed_at", 0.0))
+    return {"faults": with_injected(summary, injected), **more}
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.03])
@@ -227,6 +228,7 @@ def test_storms_of_messages_and_what_they_hit() -> None:
 def test_hogs_are_busy_in_their_window() -> None:
     hog = {"kind": "hog", "workers": [1], "from": 0.5}
     assert fault_lines(result(trained(hog))) == ["a hog beside W1 0.5-1.0 s"]
+    assert fault_lines(result(trained({**hog, "until": 0.7}), resumed_at=0.25)) == ["a hog beside W1 0.8-0.9 s"]
     assert fault_lines(result(trained({**hog, "from": 7.0}))) == ["never acted: faults.plans[0] (hog from 7 s)"]
 
 
@@ -240,6 +242,8 @@ def test_servers_count_what_slows_them() -> None:
         slow.factor(now[0])
     found = result(trained(*plans), counters={"S1": slow.counters, "W0": {}})
     assert fault_lines(found) == ["S1 4x slower 0.1-0.3 s", "never acted: faults.plans[1] (window from 120 s)"]
+    resumed = result(trained(*plans), counters={"S1": slow.counters}, resumed_at=60.0)
+    assert fault_lines(resumed)[0] == "S1 4x slower 60.1-60.3 s"
 
 
 def test_another_one_goes_on_with_what_was_noted() -> None:

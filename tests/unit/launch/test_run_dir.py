@@ -54,11 +54,11 @@ def test_a_directory_that_is_there_and_empty_is_taken(here: Path) -> None:
 
 def test_the_files_of_an_earlier_start_get_numbered_names(here: Path) -> None:
     """Also the decisions of switch=auto, which result.json counts."""
-    for name in ("auto.jsonl", "config.yaml", "events.log", "result.json"):
+    for name in ("auto.jsonl", "config.yaml", "events.log", "norms.jsonl", "result.json"):
         (here / name).touch()
     (here / "logs").mkdir()
     run_dirs.set_aside(here)
-    numbered = ["auto.1.jsonl", "config.1.yaml", "events.1.log", "logs.1", "result.1.json"]
+    numbered = ["auto.1.jsonl", "config.1.yaml", "events.1.log", "logs.1", "norms.1.jsonl", "result.1.json"]
     assert sorted(path.name for path in here.iterdir()) == numbered
 
 

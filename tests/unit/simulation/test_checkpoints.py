@@ -70,6 +70,27 @@ def test_kills_that_were_due_before_the_checkpoint_are_not_repeated(data: Path, 
         assert [failed["process"] for failed in again["recovery"]] == lost
 
 
+def test_other_faults_and_what_saving_costs_begin_anew_in_a_resumed_run(data: Path, tmp_path: Path) -> None:
+    saved = CheckpointConfig("full", interval_steps=4, keep=9, save_seconds=1.0)
+    cfg = dataclasses.replace(config("gba", cost={"batch_us": 200_000.0}), checkpoint=saved)
+    run(cfg, data, tmp_path / "base")
+    path = tmp_path / "base" / "checkpoints" / "cut-000001"
+    chain = CheckpointFolder(path.parent).chain(path.name)
+    resumed_at = chain.last.position["seconds"]
+    assert resumed_at > 0.6
+    storm = {"kind": "messages", "drop": 0.3, "time": 0.1, "seconds": 0.5}
+    window = {"kind": "window", "factor": 3, "from": 0.1, "until": 0.6, "servers": [0]}
+    values = {**config_at(chain), "resume": str(path), "faults": {"plans": [storm, window]}}
+    result = run(from_dict(values), data, tmp_path / "next")
+    assert result["messages"]["dropped"] > 0
+    assert {acted["plan"] for acted in result["faults"]["acted"]} == {0, 1}
+    for acted in result["faults"]["acted"]:
+        assert resumed_at + 0.1 <= acted["from_s"] <= acted["until_s"] < resumed_at + 0.6
+    overhead = result["checkpoint"]["overhead"]
+    assert overhead["saving_seconds"] > 0.0
+    assert overhead["job_seconds"] + overhead["saving_seconds"] == pytest.approx(result["virtual_seconds"], abs=0.01)
+
+
 @pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
 def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Path) -> None:
     saved = CheckpointConfig(

@@ -46,7 +46,7 @@ def test_an_exception_of_another_kind_would_be_found(monkeypatch: pytest.MonkeyP
 
 def test_what_breaks_a_coordinator_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(self: Coordinator, _: Channel, message: messages.GradientNorms, __: frames.Frame) -> None:
-        self.norms.add("gba", message, 1)
+        self.context.norms.add("gba", "S0", message, 1)
 
     monkeypatch.setattr(Coordinator, "_on_norms", careless)
     monkeypatch.setattr(Intruder, "_likely", lambda *_: messages.GradientNorms(0, -1.0, []))

@@ -128,7 +128,6 @@ def test_overrides() -> None:
         (["mode=sync,gba"], r"^mode=sync,gba has several values; type -m for a run with each of them, or KEY=\["),
         *(([f"~{group}"], rf"^{group}\.\w+ is needed; type {group}=OPTION") for group in NAMED),
         (["~mode.name"], r"^mode\.name is needed; type mode=OPTION, whose file sets it, and no ~mode\.$"),
-        (["~switch.schedule"], r"^switch\.schedule is needed; type switch=OPTION"),
         (["+foo=1"], "has no key foo; keys are: mode, data"),
         (["seed=x"], "seed='x' is not a whole number"),
         (["train.global_batch=1001"], r"type train\.global_batch=1004"),

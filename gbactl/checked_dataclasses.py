@@ -174,7 +174,7 @@ def shown(hint: Any) -> str:
         return " or ".join(shown(part) for part in inside)
     if origin in (list, dict):
         kind = "a list" if origin is list else "keys with values"
-        told = inside and (get_origin(inside[-1]) is Annotated or inside[-1] is str)
+        told = inside and (get_origin(inside[-1]) is Annotated or inside == (str, str))
         return f"{kind}, each {shown(inside[-1])}" if told else kind
     return names.get(hint, str(hint))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -310,18 +309,22 @@ def test_an_exchange_that_fails_in_the_background_is_told_of_at_once(shadow: boo
 
 
 @pytest.mark.parametrize(("last", "due"), [(0, [3, 6, 9]), (-2, [1, 4, 7, 10])])
-def test_the_foreground_exchanges_every_k_iterations(last: int, due: list[int]) -> None:
+def test_the_foreground_exchanges_every_k_iterations(
+    last: int, due: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The `last` exchange was in this phase or, below 0, in an earlier one."""
-    asked: list[int] = []
+    asked, clock = list[int](), [0.0]
+    monkeypatch.setattr("gbactl.trainer.replica_exchange.time.perf_counter", lambda: clock[0])
     mine = replica()
 
     def ask(sent: Any, alpha: float) -> Any:
         asked.append(mine.iterations)
+        clock[0] += 1.0
         return ones(0.0)
 
     @contextmanager
     def paused() -> Iterator[None]:
-        time.sleep(0.1)  # until the last thread has stopped; the others still compute
+        clock[0] += 100.0  # until the last thread has stopped; the others still compute
         yield
 
     notes = ExchangeStatistics(last_exchange=last)
@@ -330,7 +333,7 @@ def test_the_foreground_exchanges_every_k_iterations(last: int, due: list[int]) 
         mine.step(ones(1.0), 1.0, 1.0)
         loop.on_step(count + 1)
     loop.close()
-    assert asked == due and notes.gaps == {3: len(due)} and 0.0 < notes.foreground < 0.1
+    assert asked == due and notes.gaps == {3: len(due)} and notes.foreground == len(due)
 
 
 def test_with_an_infinite_interval_nothing_is_exchanged() -> None:

@@ -32,6 +32,7 @@ from gbactl.engine.stop_signals import stoppable
 from gbactl.errors import ClusterError, UsageError
 from gbactl.host_limits import usable_cores
 from gbactl.launch.hydra_config import compose
+from gbactl.launch.resume import overridden_key
 
 KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 
@@ -85,13 +86,9 @@ START = CostConfig(
 )  # fmt: skip
 
 
-def _key(override: str) -> str:
-    return override.split("=")[0].lstrip("+")
-
-
 def _without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Filter out the overrides that set one of `keys`."""
-    return [each for each in overrides if _key(each) not in keys]
+    return [each for each in overrides if overridden_key(each) not in keys]
 
 
 @dataclass
@@ -109,7 +106,7 @@ class Calibration:
 
     def config(self, mode: str, workers: int) -> RunConfig:
         """Make the configuration of one run of a calibration. Raises UsageError."""
-        for key in map(_key, self.overrides):
+        for key in map(overridden_key, self.overrides):
             if key.startswith("mode.") and key not in OF_ALL_MODES:
                 raise UsageError(f"gbactl calibrate trains {', '.join(MODES)} with their defaults; leave {key} out.")
         given = [

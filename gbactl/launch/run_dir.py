@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from gbactl.atomic_files import CONFIG, RESULT, ROOM, read_result, room_needed, take_room, write_result
 from gbactl.config import RunConfig, to_dict
+from gbactl.coordinator.statistics import NORMS_FILE
 from gbactl.errors import TrackingError, UsageError
 from gbactl.switching.auto_controller import AUTO_FILE
 from gbactl.tracking.delivery import Backlog, send_backlog, status_of
@@ -33,7 +34,7 @@ FAULTS = "faults.json"
 REPORT = "report.html"
 LOG = "events.log"
 LOCK = ".run.lock"
-FILES = ("logs", RESULT, LOG, AUTO_FILE, "norms.jsonl")  # of each start of a run, beside its configuration
+FILES = ("logs", RESULT, LOG, AUTO_FILE, NORMS_FILE)  # of each start of a run, beside its configuration
 CHANGED = "config.*.yaml"  # configurations of earlier starts, where a later one has changed something
 ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 
